@@ -1,0 +1,56 @@
+"""The two things that flow: a `Clip` out of a source, a `Batch` into a method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SAMPLE_RATE = 16_000
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What is known about a clip. Evaluation reads it; training never does."""
+
+    name: str | None = None  # class
+    task: str | None = None
+    mask: Tensor | None = None  # bool [T, H, W], the sounding object
+    events: Tensor | None = None  # bool [10], which tenths of the clip hold an event
+
+
+@dataclass(frozen=True)
+class Clip:
+    id: str
+    video: Tensor  # uint8 [T, 3, H, W]
+    audio: Tensor  # float32 [S], waveform at 16 kHz in [-1, 1]
+    labels: Labels = field(default_factory=Labels)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What training sees. It carries no task and no label, so task-free is true by construction."""
+
+    video: Tensor  # uint8 [B, T, 3, H, W], cropped; normalised on the device
+    audio: Tensor  # float [B, time, mel], normalised log-mel filterbanks
+    ids: Tensor  # int64 [B], positions in the stream's sources
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: Tensor | slice) -> "Batch":
+        return Batch(self.video[rows], self.audio[rows], self.ids[rows])
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.video, self.audio, self.ids)))
+
+    def pin_memory(self) -> "Batch":
+        return Batch(self.video.pin_memory(), self.audio.pin_memory(), self.ids.pin_memory())
+
+    @staticmethod
+    def cat(batches: Sequence["Batch"]) -> "Batch":
+        return Batch(
+            torch.cat([b.video for b in batches]),
+            torch.cat([b.audio for b in batches]),
+            torch.cat([b.ids for b in batches]),
+        )

@@ -1,0 +1,137 @@
+"""Configuration: frozen dataclasses beside their owner, TOML files in `recipes/`, `key.sub=value` on the command line.
+
+`resolve(Config, "recipes/demo.toml", ["train.lr=1e-4"])` reads the file, lays the overrides over it and builds the
+dataclass. An unknown key fails with the nearest name, a wrong type with the key's path.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stella.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def resolve(cls: type[T], file: Path | str | None = None, overrides: Sequence[str] = ()) -> T:
+    """Build `cls` from its defaults, then a TOML file, then `key.sub=value` overrides."""
+    tree: dict[str, Any] = read_toml(Path(file)) if file else {}
+    for override in overrides:
+        _lay(tree, override)
+    return build(cls, tree)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML ({error}); correct that line") from error
+
+
+def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
+    """A dataclass from a tree of plain values, checked key by key."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    for key in tree:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+            hint = f"did you mean {path}{near[0]}?" if near else "there are no keys here"
+            raise ConfigError(f"unknown key {path}{key}: {hint} (known: {', '.join(names)})")
+    values = {key: _convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{path.rstrip('.') or cls.__name__} is incomplete: {error}") from error
+
+
+def to_tree(config: Any) -> Any:
+    """The inverse of `build`: plain values, ready for TOML or JSON."""
+    if dataclasses.is_dataclass(config):
+        return {f.name: to_tree(getattr(config, f.name)) for f in dataclasses.fields(config) if f.init}
+    if isinstance(config, tuple | list):
+        return [to_tree(item) for item in config]
+    return str(config) if isinstance(config, Path) else config
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """The keys in which two trees differ, each with both values: what a changed configuration says on resume."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(old) + [k for k in new if k not in old]
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)]
+    return [] if old == new else [f"{path} was {old!r} and is now {new!r}"]
+
+
+def _lay(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
+    tree[leaf] = _parse(text)
+
+
+def _parse(text: str) -> Any:
+    """A value as TOML writes it; anything else is a string, so quotes may be left out."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _convert(value: Any, hint: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, args, path)
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise ConfigError(f"{path} must be one of {', '.join(map(repr, args))}, not {value!r}")
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{path} must have {len(kinds)} entries, not {len(value)}")
+        return tuple(_convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return build(typing.cast("type[Any]", hint), value, f"{path}.")
+        raise ConfigError(f"{path} must be a table, not {value!r}; set its keys as {path}.key=value")
+    if hint is dict or origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{path} must be {_spell(hint)}, not {value!r}")
+
+
+def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
+    if types.NoneType in args and value in (None, "none"):  # TOML has no null
+        return None
+    kinds = [a for a in args if a is not types.NoneType]
+    failures: list[ConfigError] = []
+    for kind in kinds:
+        try:
+            return _convert(value, kind, path)
+        except ConfigError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    raise ConfigError(f"{path} must be {' or '.join(_spell(k) for k in kinds)}, not {value!r}")
+
+
+def _spell(hint: Any) -> str:
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
+    return names.get(hint) or f"a {typing.get_origin(hint) or getattr(hint, '__name__', hint)}"

@@ -1,0 +1,1 @@
+"""Where clips come from."""

@@ -1,0 +1,1 @@
+"""The backbone, its matching module, and their weights."""
