@@ -1,0 +1,124 @@
+"""The audio-video matching module (App. D): cross-attention that learns which patches belong together.
+
+Nothing here sends a gradient into the backbone: the backbone's outputs are detached where they enter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stella.errors import ConfigError
+from stella.model.cav import CAV, Patches
+from stella.model.vit import init_linear
+
+
+@dataclass(frozen=True)
+class QueriesKeys:
+    """Eq. cross_att_compute: what importance and correlation are computed from, each [B, H, L, d]."""
+
+    q_a: Tensor
+    k_a: Tensor
+    q_v: Tensor
+    k_v: Tensor
+
+
+class AVM(nn.Module):
+    """Takes the joint fusion outputs o_a [B, La, D] and o_v [B, Lv, D], before the backbone's last norm."""
+
+    def __init__(self, dim: int, heads: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        if heads < 1 or dim % heads:
+            raise ConfigError(f"the matching module's heads={heads} must divide dim={dim}; choose another number")
+        self.dim, self.heads = dim, heads
+        self.norm_a, self.norm_v = nn.LayerNorm(dim, eps), nn.LayerNorm(dim, eps)
+        self.to_a_q, self.to_a_k, self.to_a_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.to_v_q, self.to_v_k, self.to_v_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.dense = nn.Linear(2 * dim, 2 * dim)
+        self.fc = nn.Linear(2 * dim, 1)
+        self.apply(init_linear)
+
+    def project(self, o_a: Tensor, o_v: Tensor) -> QueriesKeys:
+        return self._project(self.norm_a(o_a.detach()), self.norm_v(o_v.detach()))
+
+    def forward(self, o_a: Tensor, o_v: Tensor) -> Tensor:
+        """Logits [B] that audio and video belong together (Eq. avm_process, avm_loss)."""
+        a, v = self.norm_a(o_a.detach()), self.norm_v(o_v.detach())
+        qk = self._project(a, v)
+        seen_a = F.scaled_dot_product_attention(qk.q_v, qk.k_a, self._heads(self.to_a_v(a)))  # [B, H, Lv, d]
+        seen_v = F.scaled_dot_product_attention(qk.q_a, qk.k_v, self._heads(self.to_v_v(v)))  # [B, H, La, d]
+        # Mean over patches, heads side by side. (The release's reshape mixes heads and patches.)
+        pooled = torch.cat([seen_a.mean(2).flatten(1), seen_v.mean(2).flatten(1)], 1)  # [B, 2D]
+        logits: Tensor = self.fc(self.dense(pooled).tanh()).squeeze(1)
+        return logits
+
+    def _project(self, a: Tensor, v: Tensor) -> QueriesKeys:
+        return QueriesKeys(
+            q_a=self._heads(self.to_a_q(a)),
+            k_a=self._heads(self.to_a_k(a)),
+            q_v=self._heads(self.to_v_q(v)),
+            k_v=self._heads(self.to_v_k(v)),
+        )
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # [B, H, L, d]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One pass over all patches without gradient: what selection needs, and what matching uses again."""
+
+    x_a: Tensor  # [B, La, D] encoder outputs
+    x_v: Tensor  # [B, Lv, D]
+    o_a: Tensor  # [B, La, D] joint fusion outputs
+    o_v: Tensor  # [B, Lv, D]
+    qk: QueriesKeys
+
+
+@torch.no_grad()
+def score(model: CAV, avm: AVM, a: Patches, v: Patches) -> Scored:
+    """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
+    x_a, x_v = model.encode_a(a), model.encode_v(v)
+    o_a, o_v = model.fuse_joint(x_a, x_v)
+    return Scored(x_a, x_v, o_a, o_v, avm.project(o_a, o_v))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How a batch is matched and mismatched, as indices of clips."""
+
+    matched: Tensor  # [B - B//2] keep their own video
+    audio: Tensor  # [B//2] clips whose audio meets
+    video: Tensor  # [B//2] another clip's video, never their own
+
+
+def draw_pairs(batch: int, generator: torch.Generator) -> Pairs:
+    """Half of the clips, drawn anew, pass their videos on in a circle; an odd clip stays matched.
+
+    Two or three clips leave one to mismatch: it meets a matched clip's video. One clip stays matched. The indices are
+    on the generator's device: one on the model's device needs no copy.
+    """
+    order = torch.rand(batch, generator=generator, device=generator.device).argsort()
+    half = batch // 2
+    video = order[:half].roll(-1) if half != 1 else order[1:2]
+    return Pairs(order[half:], order[:half], video)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Both sides of Eq. avm_loss, for `losses.matching`."""
+
+    logits: Tensor  # [B], the matched pairs first
+    labels: Tensor  # [B], 1 for matched, 0 for mismatched
+
+
+def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
+    """Matched pairs take their fusion outputs as scored; only the mismatched half goes through fusion again."""
+    with torch.no_grad():
+        wrong_a, wrong_v = model.fuse_joint(scored.x_a[pairs.audio], scored.x_v[pairs.video])
+        o_a = torch.cat([scored.o_a[pairs.matched], wrong_a])  # [B, La, D]
+        o_v = torch.cat([scored.o_v[pairs.matched], wrong_v])  # [B, Lv, D]
+    labels = o_a.new_zeros(len(o_a))
+    labels[: len(pairs.matched)] = 1
+    return Matching(avm(o_a, o_v), labels)

@@ -1,0 +1,343 @@
+"""The backbone: two encoders, shared fusion blocks, one decoder (Sec. approach, App. C; sizes of CAV-MAE's ViT-B).
+
+Inputs are cut into patches first: `model.patches_a(audio)`, `model.patches_v(video)`. What is taken out of these
+(`Patches.take`) is all that is embedded, encoded and decoded, so a dropped patch costs nothing. `pretrain` is the one
+way through masked pre-training, for random masks, selected patches and stored patches alike.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stella.errors import ConfigError
+from stella.model.vit import Block, Fusion, chain, init_linear, patchify_a, patchify_v, sincos_2d
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class CAVConfig:
+    """The sizes of a backbone; the defaults are the paper's."""
+
+    image_size: int = 224
+    patch_size: int = 16
+    frames: int = 4
+    spec_frames: int = 1024  # time steps of the spectrogram
+    mel_bins: int = 128
+    dim: int = 768
+    depth: int = 12
+    fusion_from: int = 10  # encoder blocks per modality; the other depth - fusion_from are the fusion blocks
+    heads: int = 12
+    dec_dim: int = 512
+    dec_depth: int = 8
+    dec_heads: int = 16
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "spec_frames", "mel_bins"):
+            self._divides(name, "patch_size")
+        self._divides("dim", "heads")
+        self._divides("dec_dim", "dec_heads")
+        for name in ("dim", "dec_dim"):
+            if getattr(self, name) % 4:
+                raise ConfigError(f"{name}={getattr(self, name)} must be a multiple of 4 (2-d sine-cosine positions)")
+        if self.frames < 1 or self.dec_depth < 0:
+            raise ConfigError(f"frames={self.frames} must be at least 1 and dec_depth={self.dec_depth} at least 0")
+        if not 0 < self.fusion_from < self.depth:
+            raise ConfigError(f"fusion_from={self.fusion_from} must lie between 1 and depth-1={self.depth - 1}")
+
+    def _divides(self, name: str, unit: str) -> None:
+        size, by = getattr(self, name), getattr(self, unit)
+        if by < 1 or size < 1 or size % by:
+            raise ConfigError(f"{name}={size} must be a positive multiple of {unit}={by}; choose another size")
+
+    @property
+    def grid_a(self) -> tuple[int, int]:
+        """Patches of a spectrogram as (times, mels)."""
+        return self.spec_frames // self.patch_size, self.mel_bins // self.patch_size
+
+    @property
+    def grid_v(self) -> tuple[int, int, int]:
+        """Patches of a clip as (frames, rows, columns)."""
+        side = self.image_size // self.patch_size
+        return self.frames, side, side
+
+    @property
+    def patches_a(self) -> int:
+        return self.grid_a[0] * self.grid_a[1]
+
+    @property
+    def patches_v(self) -> int:
+        return self.grid_v[0] * self.grid_v[1] * self.grid_v[2]
+
+
+_DEMO = CAVConfig(
+    image_size=96, spec_frames=256, dim=96, depth=4, fusion_from=2, heads=3, dec_dim=64, dec_depth=2, dec_heads=2
+)
+PRESETS = {
+    "tiny": _DEMO,  # 1 M parameters: the demo on a CPU
+    "small": dataclasses.replace(
+        _DEMO, dim=192, depth=6, fusion_from=4, heads=6, dec_dim=128, dec_depth=4, dec_heads=4
+    ),
+    "base": CAVConfig(),  # 185.5 M parameters: the paper
+}
+
+
+def preset(name: str, **changes: Any) -> CAVConfig:
+    """A named configuration, with other sizes where given: `preset("tiny", frames=2)`."""
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown model {name!r}: did you mean {near!r}? (known: {', '.join(PRESETS)})")
+    return dataclasses.replace(PRESETS[name], **changes)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Patches of one modality with their own positions in the clip."""
+
+    values: Tensor  # [B, K, patch], as they came: uint8 pixels, or floats already normalised
+    positions: Tensor  # int64 [B, K]
+
+    def take(self, index: Tensor) -> "Patches":  # [B, k] into these K
+        values = self.values.gather(1, index[..., None].expand(-1, -1, self.values.shape[2]))  # [B, k, patch]
+        return Patches(values, self.positions.gather(1, index))
+
+    @staticmethod
+    def cat(several: Sequence["Patches"]) -> "Patches":
+        """One batch out of several with as many patches a clip."""
+        return Patches(torch.cat([p.values for p in several]), torch.cat([p.positions for p in several]))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which of some patches are seen and which are reconstructed, as indices into them; the others are dropped."""
+
+    visible: Tensor  # int64 [B, Kvis]
+    masked: Tensor  # int64 [B, Kmask]
+
+
+def visible_count(patches: int, mask_ratio: float) -> int:
+    """How many of all `patches` of a clip stay visible."""
+    count = int(patches * (1 - mask_ratio))  # in floating point as written: 10 patches at 0.8 leave 1, not 2
+    if count < 1:
+        raise ConfigError(
+            f"mask_ratio={mask_ratio} leaves none of {patches} patches visible; use a longer or larger input"
+        )
+    return count
+
+
+def keep_count(patches: int, keep_ratio: float) -> int:
+    """κ: how many of all `patches` of a clip are selected."""
+    return int(patches * keep_ratio)
+
+
+def split_by_noise(noise: Tensor, visible: int, selected: Tensor | None = None) -> Split:
+    """The `visible` smallest of uniform `noise` are seen, the others masked.
+
+    `noise` [B, K] is over all patches, or over the `selected` ones [B, K] (indices; in their order).
+    """
+    order = noise.argsort(1)
+    if selected is not None:
+        order = selected.gather(1, order)
+    return Split(order[:, :visible], order[:, visible:])
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What masked pre-training computes; the losses are functions of it (`stella.losses`)."""
+
+    z_a: Tensor  # [B, D] pooled outputs of the visible patches, not L2-normalised: contrastive loss, DER++'s "logits"
+    z_v: Tensor  # [B, D]
+    recon_a: Tensor  # [B, Kmask_a, patch] predictions of the masked patches
+    recon_v: Tensor  # [B, Kmask_v, patch]
+    target_a: Tensor  # [B, Kmask_a, patch] the masked patches themselves, pixels normalised
+    target_v: Tensor  # [B, Kmask_v, patch]
+
+
+class CAV(nn.Module):
+    """Encoders E_a and E_v, fusion E_f (joint, audio alone, video alone) and decoder D, each a named operation."""
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, config: CAVConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        p, dim = c.patch_size**2, c.dim
+        self.patch_embed_a, self.patch_embed_v = nn.Linear(p, dim), nn.Linear(3 * p, dim)
+        self.modality_a, self.modality_v = _token(dim), _token(dim)
+        self.pos_embed_a, self.pos_embed_v = _positions_a(c, dim), _positions_v(c, dim)
+        self.blocks_a = nn.ModuleList(Block(dim, c.heads, c.eps) for _ in range(c.fusion_from))
+        self.blocks_v = nn.ModuleList(Block(dim, c.heads, c.eps) for _ in range(c.fusion_from))
+
+        self.inter_pos_embed_a, self.inter_pos_embed_v = _token(c.patches_a, dim), _token(c.patches_v, dim)
+        self.blocks_u = Fusion(dim, c.heads, c.eps, c.depth - c.fusion_from)
+        self.norm, self.norm_a, self.norm_v = (nn.LayerNorm(dim, c.eps) for _ in range(3))
+
+        self.decoder_embed = nn.Linear(dim, c.dec_dim)
+        self.mask_token_a, self.mask_token_v = _token(c.dec_dim), _token(c.dec_dim)
+        self.decoder_modality_a, self.decoder_modality_v = _token(c.dec_dim), _token(c.dec_dim)
+        self.decoder_pos_embed_a, self.decoder_pos_embed_v = _positions_a(c, c.dec_dim), _positions_v(c, c.dec_dim)
+        self.decoder_blocks = nn.ModuleList(Block(c.dec_dim, c.dec_heads, c.eps) for _ in range(c.dec_depth))
+        self.decoder_norm = nn.LayerNorm(c.dec_dim, c.eps)
+        self.decoder_pred_a, self.decoder_pred_v = nn.Linear(c.dec_dim, p), nn.Linear(c.dec_dim, 3 * p)
+
+        self.register_buffer("pixel_mean", torch.tensor(IMAGENET_MEAN), persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(IMAGENET_STD), persistent=False)
+        self.apply(init_linear)
+
+    # ---- input
+
+    def patches_a(self, audio: Tensor) -> Patches:
+        """All patches of spectrograms [B, time, mel]."""
+        self._expect(audio, (self.config.spec_frames, self.config.mel_bins), "spectrograms")
+        return _all_patches(patchify_a(audio, self.config.patch_size))
+
+    def patches_v(self, video: Tensor) -> Patches:
+        """All patches of clips [B, T, 3, H, W], uint8 or already normalised floats."""
+        size = self.config.image_size
+        self._expect(video, (self.config.frames, 3, size, size), "clips")
+        return _all_patches(patchify_v(video, self.config.patch_size))
+
+    def _expect(self, x: Tensor, shape: tuple[int, ...], what: str) -> None:
+        if tuple(x.shape[1:]) != shape:
+            got = list(x.shape[1:])
+            raise ConfigError(
+                f"the model takes {what} of {list(shape)}, not {got}; change the model's or the data's sizes"
+            )
+
+    def normalise(self, video: Tensor) -> Tensor:
+        """Pixels [..., 3, H, W] as the model sees them: uint8 by ImageNet's mean and deviation; floats as they are."""
+        return self._normalise_channels_last(video.movedim(-3, -1)).movedim(-1, -3)
+
+    def _normalise_channels_last(self, x: Tensor) -> Tensor:
+        pixels = x.to(self.pixel_mean.dtype)
+        return pixels if x.is_floating_point() else (pixels / 255 - self.pixel_mean) / self.pixel_std
+
+    def input_a(self, patches: Patches) -> Tensor:
+        """Audio patch values [B, K, patch] in the model's precision (memory keeps half of it)."""
+        return patches.values.to(self.pixel_mean.dtype)
+
+    def input_v(self, patches: Patches) -> Tensor:
+        """Video patch values [B, K, patch], pixels normalised (only of these patches: gather first)."""
+        return self._normalise_channels_last(patches.values.view(*patches.values.shape[:2], -1, 3)).flatten(2)
+
+    # ---- encoders
+
+    def embed_a(self, patches: Patches) -> Tensor:  # [B, K, D]
+        x: Tensor = self.patch_embed_a(self.input_a(patches))
+        return x + self.modality_a + _at(self.pos_embed_a, patches.positions)
+
+    def embed_v(self, patches: Patches) -> Tensor:  # [B, K, D]
+        x: Tensor = self.patch_embed_v(self.input_v(patches))
+        return x + self.modality_v + _at(self.pos_embed_v, patches.positions)
+
+    def encode_a(self, patches: Patches) -> Tensor:
+        """E_a: [B, K, D] of these patches (all of a clip's or some), before the second position embedding."""
+        return chain(self.blocks_a, self.embed_a(patches))
+
+    def encode_v(self, patches: Patches) -> Tensor:
+        """E_v: [B, K, D], as `encode_a`."""
+        return chain(self.blocks_v, self.embed_v(patches))
+
+    # ---- fusion; `positions` [B, K] are those of the encoded patches, None for all in order
+
+    def fuse_joint(
+        self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None = None, positions_v: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """E_f of both together: o_a [B, Ka, D] and o_v [B, Kv, D], before the last (joint) norm."""
+        x_a = x_a + _at(self.inter_pos_embed_a, positions_a)
+        x_v = x_v + _at(self.inter_pos_embed_v, positions_v)
+        x = self.blocks_u.joint(torch.cat([x_a, x_v], 1))  # [B, Ka + Kv, D]
+        return x[:, : x_a.shape[1]], x[:, x_a.shape[1] :]
+
+    def fuse_a(self, x_a: Tensor, positions: Tensor | None = None) -> Tensor:
+        """E_f of audio alone with its own norms, the last one applied: [B, K, D]."""
+        x: Tensor = self.norm_a(self.blocks_u.audio(x_a + _at(self.inter_pos_embed_a, positions)))
+        return x
+
+    def fuse_v(self, x_v: Tensor, positions: Tensor | None = None) -> Tensor:
+        """E_f of video alone with its own norms, the last one applied: [B, K, D]."""
+        x: Tensor = self.norm_v(self.blocks_u.video(x_v + _at(self.inter_pos_embed_v, positions)))
+        return x
+
+    @staticmethod
+    def pool(x: Tensor) -> Tensor:
+        """Mean over patches: [B, K, D] -> [B, D]."""
+        return x.mean(1)
+
+    # ---- decoder
+
+    def decode_a(self, o_a: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """D: predictions [B, Kmask, patch] at `masked` positions from joint outputs o_a at the `visible` ones."""
+        tokens = _at(self.decoder_pos_embed_a, masked) + self.mask_token_a
+        x = torch.cat([self.decoder_embed(self.norm(o_a)) + _at(self.decoder_pos_embed_a, visible), tokens], 1)
+        patches: Tensor = self.decoder_pred_a(self._decode(x + self.decoder_modality_a, masked.shape[1]))
+        return patches
+
+    def decode_v(self, o_v: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """D for video, as `decode_a`."""
+        tokens = _at(self.decoder_pos_embed_v, masked) + self.mask_token_v
+        x = torch.cat([self.decoder_embed(self.norm(o_v)) + _at(self.decoder_pos_embed_v, visible), tokens], 1)
+        patches: Tensor = self.decoder_pred_v(self._decode(x + self.decoder_modality_v, masked.shape[1]))
+        return patches
+
+    def _decode(self, x: Tensor, masked: int) -> Tensor:
+        x = chain(self.decoder_blocks, x)
+        hidden: Tensor = self.decoder_norm(x[:, x.shape[1] - masked :])
+        return hidden
+
+    # ---- the two ways through
+
+    def pretrain(self, a: Patches, v: Patches, split_a: Split, split_v: Split) -> Pretrained:
+        """Masked pre-training (Eq. recon-loss, contr-loss) on the patches the splits name, indices into `a` and `v`."""
+        seen_a, seen_v = a.take(split_a.visible), v.take(split_v.visible)
+        hidden_a, hidden_v = a.take(split_a.masked), v.take(split_v.masked)
+        x_a, x_v = self.encode_a(seen_a), self.encode_v(seen_v)
+        o_a, o_v = self.fuse_joint(x_a, x_v, seen_a.positions, seen_v.positions)
+        return Pretrained(
+            z_a=self.pool(self.fuse_a(x_a, seen_a.positions)),
+            z_v=self.pool(self.fuse_v(x_v, seen_v.positions)),
+            recon_a=self.decode_a(o_a, seen_a.positions, hidden_a.positions),
+            recon_v=self.decode_v(o_v, seen_v.positions, hidden_v.positions),
+            target_a=self.input_a(hidden_a),
+            target_v=self.input_v(hidden_v),
+        )
+
+    def represent_a(self, audio: Tensor) -> Tensor:
+        """Embeddings [B, D] for retrieval: all patches, fusion alone, mean; not L2-normalised."""
+        return self.pool(self.fuse_a(self.encode_a(self.patches_a(audio))))
+
+    def represent_v(self, video: Tensor) -> Tensor:
+        """Embeddings [B, D] for retrieval, as `represent_a`."""
+        return self.pool(self.fuse_v(self.encode_v(self.patches_v(video))))
+
+
+def _all_patches(values: Tensor) -> Patches:
+    batch, patches, _ = values.shape
+    return Patches(values, torch.arange(patches, device=values.device).expand(batch, -1))
+
+
+def _at(table: Tensor, positions: Tensor | None) -> Tensor:
+    """Rows of a position table [L, D] for positions [B, K]; None: all of them in order, for every clip."""
+    return table if positions is None else F.embedding(positions, table)
+
+
+def _token(*shape: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=0.02))
+
+
+def _positions_a(config: CAVConfig, dim: int) -> nn.Parameter:
+    return nn.Parameter(sincos_2d(*config.grid_a, dim))  # [La, dim]
+
+
+def _positions_v(config: CAVConfig, dim: int) -> nn.Parameter:
+    frames, rows, columns = config.grid_v
+    return nn.Parameter(sincos_2d(rows, columns, dim).repeat(frames, 1))  # [Lv, dim], every frame starts alike

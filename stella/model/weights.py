@@ -1,0 +1,252 @@
+"""Weights in and out: MAE ViT-B, CAV-MAE, the STELLA release and our own safetensors (the config travels inside).
+
+`load(path)` builds a model, `load_into(path, model, avm)` fills one, `save` writes one, `describe` says what a file is.
+A file is data: pickles are read with `weights_only=True`. A file that does not fit is refused whole, with what is
+missing, what is left over and which shapes differ; what a format cannot hold keeps its initial values, and the notes
+say so.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from stella.config import build, differences, to_tree
+from stella.errors import ConfigError, StellaError
+from stella.model.avm import AVM
+from stella.model.cav import CAV, PRESETS, CAVConfig
+from stella.model.layouts import FORMATS, Converted, State, count_blocks, under
+
+OURS = "stella"  # the metadata key, and the format's name
+
+
+class WeightsError(StellaError):
+    """A weight file that cannot be read or does not fit."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: CAV
+    avm: AVM | None  # where the file has one
+    extra: dict[str, Any]  # what `save` was given: recipe, commit, scores
+    notes: list[str]  # what the import had to decide
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a file is. `sizes` is the whole config in our own files, else what shapes tell (heads are not among it)."""
+
+    format: str
+    tensors: int
+    parameters: int
+    dtypes: list[str]
+    sizes: dict[str, Any]
+    has_avm: bool
+    extra: dict[str, Any]
+
+
+def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
+    """Write backbone and matching module with the config and `extra` (anything JSON holds) in the metadata."""
+    path = Path(path)
+    state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
+    state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
+    header = {"version": 1, "config": to_tree(model.config), "avm_heads": avm.heads if avm else None}
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in state.items()},
+            part,
+            {OURS: json.dumps(header | {"extra": dict(extra or {})})},
+        )
+        part.replace(path)  # never half a file under the final name
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be written ({error}); choose another place") from error
+
+
+def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
+    """A model as the file has it. Others' files do not hold a config: it is `config`, or the paper's (`base`)."""
+    file = _open(Path(path))
+    if config is None:
+        config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
+    model = CAV(config)
+    avm = AVM(config.dim, file.header.get("avm_heads") or config.heads, config.eps) if file.has_avm else None
+    return Loaded(model, avm, file.header.get("extra", {}), _fill(file, model, avm))
+
+
+def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]:
+    """Fill a model (and matching module) from any known file; returns what the import had to decide."""
+    return _fill(_open(Path(path)), model, avm)
+
+
+def describe(path: Path | str) -> Description:
+    file = _open(Path(path))
+    return Description(
+        format=file.format,
+        tensors=len(file.state),
+        parameters=sum(t.numel() for t in file.state.values()),
+        dtypes=sorted({str(t.dtype).removeprefix("torch.") for t in file.state.values()}),
+        sizes=file.header["config"] if file.header else _sizes(file.state),
+        has_avm=file.has_avm,
+        extra=file.header.get("extra", {}),
+    )
+
+
+# ---- reading
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    format: str
+    state: State  # under the file's own names
+    header: dict[str, Any]  # of our own files, else empty
+
+    @property
+    def has_avm(self) -> bool:
+        return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
+
+
+def _open(path: Path) -> _File:
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(4)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read ({error.strerror}); check the path") from error
+    if not magic:
+        raise WeightsError(f"{path} is empty; copy or download it again")
+    state, metadata = _read_torch(path) if magic == b"PK\3\4" or magic[:1] == b"\x80" else _read_safetensors(path)
+    if OURS in metadata:
+        try:
+            header = json.loads(metadata[OURS])
+            build(CAVConfig, header["config"])
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise WeightsError(f"{path} has a damaged header ({error!r}); copy or export it again") from error
+        return _File(path, OURS, state, header)
+    state = {re.sub(r"^((module|_orig_mod)\.)+", "", name): value for name, value in state.items()}
+    for format_, (mark, _) in FORMATS.items():
+        if any(name.startswith(mark) for name in state):
+            return _File(path, format_, state, {})
+    raise WeightsError(
+        f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {_some(state)}; "
+        "bring one of these, or its state_dict under these names"
+    )
+
+
+def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except Exception as error:  # any damage ends here: safetensors raises several kinds
+        raise WeightsError(
+            f"{path} is neither a torch checkpoint nor a whole safetensors file ({error}); copy or download it again"
+        ) from error
+
+
+def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any damage ends here: unpickling raises whatever the bytes lead to
+        reason = re.sub(r"\s+", " ", str(error))
+        found = re.search(r"Unsupported (?:global|class|operand)[^.]*?GLOBAL ([\w.]+)|GLOBAL ([\w.]+)", reason)
+        if found:
+            raise WeightsError(
+                f"{path} holds the Python object {found.group(1) or found.group(2)} besides tensors and is not opened, "
+                "since reading it could run code; save its state_dict alone"
+            ) from error
+        raise WeightsError(f"{path} is damaged ({reason[:160]}); copy or download it again") from error
+    for key in ("model", "state_dict"):
+        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
+            tree = tree[key]
+    state = {k: v for k, v in tree.items() if isinstance(v, Tensor)} if isinstance(tree, dict) else {}
+    if not state:
+        raise WeightsError(f"{path} holds no named tensors but {type(tree).__name__}; save a model's state_dict")
+    return state, {}
+
+
+# ---- fitting
+
+
+def _fill(file: _File, model: CAV, avm: AVM | None) -> list[str]:
+    _same_config(file, model, avm)
+    try:
+        found = _convert(file, model.config)
+    except (RuntimeError, ValueError, IndexError) as error:  # a name or a shape no such file has
+        raise WeightsError(
+            f"{file.path} is not a {file.format} file as it should be ({error}); export it again"
+        ) from error
+    notes = [f"{file.path.name} is {file.format}", *found.notes]
+    _check(file, "the backbone", found.backbone, model, found.initial)
+    if avm is not None and found.avm:
+        _check(file, "the matching module", found.avm, avm)
+        avm.load_state_dict(found.avm)
+    elif avm is not None:
+        notes.append("it has no matching module: ours keeps its initial values")
+    elif found.avm:
+        notes.append("its matching module is not used")
+    model.load_state_dict(found.backbone, strict=False)
+    return notes
+
+
+def _convert(file: _File, config: CAVConfig) -> Converted:
+    if file.format == OURS:
+        return Converted(under("backbone.", file.state), under("avm.", file.state))
+    return FORMATS[file.format][1](file.state, config)
+
+
+def _same_config(file: _File, model: CAV, avm: AVM | None) -> None:
+    """Shapes do not show heads or eps: our own files say them."""
+    if not file.header:
+        return
+    changed = differences(file.header["config"], to_tree(model.config))
+    if avm is not None and file.header.get("avm_heads") not in (None, avm.heads):
+        changed += differences(file.header["avm_heads"], avm.heads, "avm_heads")
+    if changed:
+        raise WeightsError(
+            f"{file.path} holds another model: {'; '.join(changed)}; build the model from the file's config"
+        )
+
+
+def _check(file: _File, what: str, state: State, module: nn.Module, initial: tuple[str, ...] = ()) -> None:
+    expected = module.state_dict()
+    wrong = {
+        "missing": [n for n in expected if n not in state and not (initial and n.startswith(initial))],
+        "left over": [n for n in state if n not in expected],
+        "of another shape": [
+            f"{n} (file {list(t.shape)}, model {list(expected[n].shape)})"
+            for n, t in state.items()
+            if n in expected and t.shape != expected[n].shape
+        ],
+    }
+    if any(wrong.values()):
+        told = "; ".join(f"{kind}: {_some(names)}" for kind, names in wrong.items() if names)
+        raise WeightsError(
+            f"{file.path} ({file.format}) does not fit {what}: {told}; choose the file or the sizes that match"
+        )
+
+
+def _some(names: Iterable[str], most: int = 6) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _sizes(state: State) -> dict[str, int]:
+    shapes = {name.removeprefix("backbone.transformer."): t.shape for name, t in state.items()}
+    stacks = {
+        "encoder_blocks": "blocks_a",
+        "fusion_blocks": "blocks_u",
+        "blocks": "blocks",
+        "dec_depth": "decoder_blocks",
+    }
+    rows = {"dim": "norm.weight", "dec_dim": "decoder_norm.weight"}
+    tables = {"positions_a": "pos_embed_a", "positions_v": "pos_embed_v", "positions": "pos_embed"}
+    sizes = {key: count_blocks(stack, shapes) for key, stack in stacks.items()}
+    sizes |= {key: shapes[name][0] for key, name in rows.items() if name in shapes}
+    sizes |= {key: shapes[name][1] for key, name in tables.items() if name in shapes}
+    return {key: size for key, size in sizes.items() if size}
