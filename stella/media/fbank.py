@@ -1,0 +1,73 @@
+"""Kaldi's log-mel filterbanks for a whole batch, in plain torch on any device.
+
+As the paper's lineage sets Kaldi: 25 ms frames every 10 ms, Hanning window, pre-emphasis 0.97, DC removed, no dither,
+no energy, power spectrum, mel filters from 20 Hz to half the sampling rate. The mean of the waveform, which that
+lineage subtracts first, goes with each frame's DC.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stella.clip import SAMPLE_RATE
+from stella.errors import StellaError
+
+LENGTH, SHIFT, FFT = 400, 160, 512  # samples
+PREEMPHASIS = 0.97
+LOW_HZ = 20.0
+FLOOR = torch.finfo(torch.float32).eps  # Kaldi's, under the logarithm
+CACHED = 1 << 18  # samples taken at a time on a CPU: twice as fast as a whole batch, whose frames leave the cache
+MEAN, STD = -5.081, 4.4849  # of the log-mel values, the paper's
+
+
+def fbank(
+    waveforms: Tensor, lengths: Tensor | None = None, *, frames: int = 1024, mels: int = 128, normalise: bool = True
+) -> Tensor:
+    """[B, S] waveforms at 16 kHz → [B, frames, mels].
+
+    `lengths` [B] says how many samples of each row count. Frames beyond them are zero before normalisation, so the
+    padding is `-MEAN / STD` after it; longer clips are cut.
+    """
+    if waveforms.dim() != 2 or waveforms.shape[1] < LENGTH:
+        raise StellaError(f"fbank takes waveforms [B, S] of at least {LENGTH} samples, not {list(waveforms.shape)}")
+    waveforms = waveforms[:, : LENGTH + SHIFT * (frames - 1)].float()
+    rows = max(1, CACHED // waveforms.shape[1]) if waveforms.device.type == "cpu" else len(waveforms)
+    spec = torch.cat([_log_mel(block, mels) for block in torch.split(waveforms, max(1, rows))])  # [B, time, mels]
+    if lengths is not None:
+        held = (lengths.to(spec.device) - LENGTH).div(SHIFT, rounding_mode="floor") + 1
+        spec = spec.where((torch.arange(spec.shape[1], device=spec.device) < held[:, None])[..., None], 0.0)
+    spec = F.pad(spec, (0, 0, 0, frames - spec.shape[1]))
+    return (spec - MEAN) / STD if normalise else spec
+
+
+def _log_mel(waveforms: Tensor, mels: int) -> Tensor:
+    window, bank = _constants(mels, waveforms.device)
+    # Kaldi removes a frame's mean, then pre-emphasises; taken in the other order what remains of the mean is its
+    # 1 - 0.97. The first sample of a frame, which Kaldi treats on its own, is zeroed by the window.
+    emphasised = F.pad(waveforms[:, 1:] - PREEMPHASIS * waveforms[:, :-1], (1, 0))  # [B, S]
+    mean = waveforms.unfold(1, LENGTH, SHIFT).mean(-1, keepdim=True)  # [B, time, 1]
+    pieces = emphasised.unfold(1, LENGTH, SHIFT) * window  # [B, time, LENGTH]
+    pieces.addcmul_(mean, window, value=PREEMPHASIS - 1)
+    parts = torch.view_as_real(torch.fft.rfft(pieces, FFT)[..., :-1]).flatten(-2)  # [B, time, FFT], re and im in turn
+    return (parts.square_() @ bank).clamp_(min=FLOOR).log_()  # [B, time, mels]
+
+
+@functools.lru_cache(maxsize=16)
+def _constants(mels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The window [LENGTH], and the mel filters [FFT, mels] with one row each for the real and imaginary part."""
+    i = torch.arange(LENGTH, dtype=torch.float64)
+    window = 0.5 - 0.5 * torch.cos(2 * math.pi * i / (LENGTH - 1))
+    low, high = _mel(torch.tensor([LOW_HZ, SAMPLE_RATE / 2], dtype=torch.float64))
+    edges = low + (high - low) / (mels + 1) * torch.arange(mels + 2)
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    mel = _mel(torch.arange(FFT // 2, dtype=torch.float64) * SAMPLE_RATE / FFT)[:, None]  # [FFT/2, 1]
+    rise, fall = (mel - left) / (centre - left), (right - mel) / (right - centre)
+    bank = torch.minimum(rise, fall).clamp(min=0)  # [FFT/2, mels]
+    return window.float().to(device), bank.repeat_interleave(2, 0).float().to(device)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz / 700.0)
