@@ -1,0 +1,360 @@
+"""A file becomes a `Clip`: seek to the window, decode only what is asked for, scale in the decoder's own scaler.
+
+Everything that can be wrong with a file ends in one `ClipError`; its `reason` is one of a few fixed phrases, so that
+a run can count them. `time_limit` is watched between packets and, inside FFmpeg, between reads.
+"""
+
+import math
+import stat
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stella.clip import SAMPLE_RATE, Clip
+from stella.errors import ClipError, ConfigError, require
+from stella.media.convert import Sound, picture
+
+SEEK_BACK = (
+    1.0,
+    10.0,
+    math.inf,
+)  # seconds before the window to look for a keyframe and early audio; inf: from the start
+PATIENCE = 10.0  # one track this many seconds past the window without news of the other: it has nothing more to say
+SLACK = 0.5  # seconds by which a file may hold less than its header says
+HELD_MOST = 1 << 30  # bytes of compressed video held for one window
+NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
+
+Times = Callable[[float, float], list[float]]  # from a stretch of video (begin, end) to the wanted times in it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to take from a file. Times are seconds from the file's own beginning."""
+
+    start: float = 0.0
+    duration: float = 10.24
+    frames: int = 4
+    size: int = 256  # short side in pixels
+    span: float | None = 4.0  # the frames come from this many seconds in the middle of the window; none: from all of it
+
+    def __post_init__(self) -> None:
+        if self.frames < 1 or self.size < 1:
+            raise ConfigError(f"a plan needs frames and size of at least 1, not {self.frames} and {self.size}")
+        _check_window(self.start, self.duration)
+        if self.span is not None and not 0 < self.span < math.inf:
+            raise ConfigError(f"a plan's span is a positive number of seconds or none, not {self.span}")
+
+    def times(self, begin: float, end: float) -> list[float]:
+        """The centres of `frames` equal parts of `span` seconds in the middle of begin…end."""
+        span = min(end - begin, self.span or math.inf)
+        first = (begin + end - span) / 2
+        return [first + (i + 0.5) * span / self.frames for i in range(self.frames)]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a file says about itself, without decoding it."""
+
+    duration: float | None  # seconds
+    video: str | None  # codec, or none if there is no such track
+    audio: str | None
+    width: int = 0
+    height: int = 0
+    fps: float | None = None
+    sample_rate: int = 0
+    channels: int = 0
+
+
+def decode(path: Path | str, plan: Plan, *, time_limit: float = 30.0) -> Clip:
+    """One clip of a file, or `ClipError`.
+
+    Every wanted time takes the frame being shown then. The waveform begins with the window: where the file is silent
+    for lack of data (before the track begins, in a gap) it is zero, as a player plays it, but at the end it is simply
+    shorter than the window.
+    """
+    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, plan.times, time_limit)
+    return Clip(str(path), video, audio)
+
+
+def read_window(
+    path: Path | str, start: float, duration: float, fps: float, size: int, *, time_limit: float = 300.0
+) -> tuple[Tensor, Tensor]:
+    """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
+    _check_window(start, duration)
+    if not fps > 0 or size < 1:
+        raise ConfigError(f"fps and size must be positive, not {fps} and {size}")
+
+    def times(begin: float, end: float) -> list[float]:
+        return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
+
+    return _read(Path(path), start, duration, size, times, time_limit)
+
+
+def probe(path: Path | str, *, time_limit: float = 30.0) -> Probe:
+    """Duration and tracks. A missing track is None here; a file that is no media at all raises `ClipError`."""
+    with _open(Path(path), time.monotonic() + time_limit) as container:
+        video, audio = _video_of(container), next(iter(container.streams.audio), None)
+        found: dict[str, Any] = {}
+        if video is not None:
+            rate = video.average_rate
+            found |= {"width": video.width, "height": video.height, "fps": float(rate) if rate else None}
+        if audio is not None:
+            found |= {"sample_rate": audio.sample_rate, "channels": audio.channels}
+        return Probe(
+            container.duration / 1e6 if container.duration else None,
+            video and video.codec_context.name,
+            audio and audio.codec_context.name,
+            **found,
+        )
+
+
+def _read(
+    path: Path, start: float, duration: float, size: int, times: Times, time_limit: float
+) -> tuple[Tensor, Tensor]:
+    deadline = time.monotonic() + time_limit
+    for back in SEEK_BACK:
+        with _open(path, deadline) as container:
+            window = _Window(path, container, start, duration, deadline)
+            if window.gather(back):
+                waveform = window.waveform()
+                return window.pictures(times, size), waveform
+    raise AssertionError("reading from the start of a file never asks to look further back")
+
+
+class _Window:
+    """The packets of one window of an open file, and what is decoded from them."""
+
+    def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
+        self.path, self.container, self.deadline = path, container, deadline
+        self.video: Any = _video_of(container)
+        self.audio: Any = next(iter(container.streams.audio), None)
+        for stream, kind in ((self.video, "video"), (self.audio, "audio")):
+            if stream is None:
+                raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
+            if stream.codec_context is None:
+                raise ClipError(path, f"unknown {kind} codec", "re-encode it, for example to H.264 and AAC")
+        for stream in container.streams:
+            if stream not in (self.video, self.audio):
+                stream.discard = require("av.stream").Discard.all
+        self.video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
+        self.video.codec_context.thread_count = 1
+        self.origin = (container.start_time or 0) / 1e6
+        self.begin = self.origin + start
+        self.end = self.begin + duration
+        self.video_packets: list[Any] = []
+        self.audio_packets: list[Any] = []
+        self.at_end = False  # the file ended, or could not be read further, inside the window
+
+    def gather(self, back: float) -> bool:
+        """Collect the packets that the window needs; False if the seek landed behind the keyframe it needs."""
+        from_start = self.begin - back <= self.origin
+        if not from_start:
+            self.container.seek(int((self.begin - back) / self.video.time_base), stream=self.video)
+        reached_v = reached_a = -math.inf
+        held = 0
+        for packet in self._demux():
+            begin, end = _span(packet)
+            if packet.stream is self.audio:
+                reached_a = max(reached_a, begin)
+                if end > self.begin - SLACK and begin < self.end:
+                    self.audio_packets.append(packet)
+            else:
+                if not self.video_packets and not packet.is_keyframe:
+                    continue
+                if not self.video_packets and begin > self.begin and not from_start:
+                    return False
+                if reached_v < self.end:  # the first one past the end tells how long the last is shown
+                    self.video_packets.append(packet)
+                    held += packet.size
+                reached_v = max(reached_v, packet.dts * float(packet.time_base) if packet.dts is not None else begin)
+            if held > HELD_MOST:
+                raise ClipError(self.path, "too much data in the window", "re-encode it with more keyframes")
+            if min(reached_v, reached_a) >= self.end or max(reached_v, reached_a) >= self.end + PATIENCE:
+                return True
+        self.at_end = True
+        return True
+
+    def _demux(self) -> Iterator[Any]:
+        """Packets up to the end of the file or of its readable part: whether that is enough is judged by the rest."""
+        av = require("av")
+        try:
+            for packet in self.container.demux(self.video, self.audio):
+                _check_time(self.path, self.deadline)
+                if packet.size and packet.pts is not None:
+                    yield packet
+        except av.error.ExitError:
+            raise
+        except av.error.FFmpegError:
+            return
+
+    def waveform(self) -> Tensor:
+        """float32 [S], 16 kHz mono; sample 0 is the beginning of the window."""
+        av = require("av")
+        sound = Sound(self.begin, self.end)
+        hole = False
+        for packet in self.audio_packets:
+            _check_time(self.path, self.deadline)
+            try:
+                frames = self.audio.codec_context.decode(packet)
+            except av.error.InvalidDataError:
+                hole = hole or _span(packet)[1] > self.begin  # before that, a decoder may miss what it was not given
+                continue
+            if frames and hole:
+                raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
+            for frame in frames:
+                sound.add(frame)
+        for frame in self.audio.codec_context.decode(None):
+            sound.add(frame)
+        waveform = sound.waveform()
+        self._check_reached(self.audio, self.begin + len(waveform) / SAMPLE_RATE)
+        if len(waveform) < SAMPLE_RATE // 40:  # less than one frame of the filterbank
+            raise ClipError(self.path, "no audio in the window", "choose another window or leave the file out")
+        return torch.from_numpy(waveform)
+
+    def pictures(self, times: Times, size: int) -> Tensor:
+        """uint8 [N, 3, H, W], one for each wanted time."""
+        packets = self.video_packets
+        shown = sorted(
+            (p.pts, i) for i, p in enumerate(packets) if p.pts >= packets[0].pts and not p.is_discard
+        )  # frames that lead the first keyframe lean on what was not read
+        if not shown:
+            raise ClipError(self.path, "no video in the window", "choose another window or leave the file out")
+        tick = float(self.video.time_base)
+        _, last_end = _span(packets[shown[-1][1]])
+        begin, end = max(self.begin, shown[0][0] * tick), min(self.end, last_end)
+        self._check_reached(self.video, end)
+        if end <= begin:
+            raise ClipError(self.path, "no video in the window", "choose another window or leave the file out")
+        pts = [p for p, _ in shown]
+        wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
+        found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
+        missing = sorted(set(wanted) - found.keys())
+        if missing:  # some decoders hide frames while they guess the order: show them everything
+            found |= self._decode(missing, size, exact_skip=False, first=0)
+        if len({p.shape for p in found.values()}) > 1:
+            raise ClipError(self.path, "picture size changes", "re-encode it to one size")
+        if not set(wanted) <= found.keys():
+            raise ClipError(self.path, "damaged video", "fetch the file again or leave it out")
+        return torch.stack([found[i] for i in wanted])
+
+    def _decode(
+        self, wanted: Sequence[int], size: int, *, exact_skip: bool, first: int | None = None
+    ) -> dict[int, Tensor]:
+        """Pictures of the packets at these positions, decoding only from the keyframe before each (or from `first`)."""
+        context, packets = self.video.codec_context, self.video_packets
+        by_pts = {packets[i].pts: i for i in wanted}
+        found: dict[int, Tensor] = {}
+        for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
+            for i in [*range(begin, end + 1), None]:
+                _check_time(self.path, self.deadline)
+                context.skip_frame = "NONREF" if exact_skip and i is not None and i not in wanted else "DEFAULT"
+                for frame in context.decode(None if i is None else packets[i]):
+                    if frame.pts in by_pts and not frame.is_corrupt:
+                        found[by_pts[frame.pts]] = picture(frame, self.video.sample_aspect_ratio, size)
+            context.flush_buffers()
+        return found
+
+    def _key(self, i: int) -> int:
+        packets = self.video_packets
+        return next(k for k in range(i, -1, -1) if packets[k].is_keyframe and packets[k].pts <= packets[i].pts)
+
+    def _check_reached(self, stream: Any, reached: float) -> None:
+        """A file that ends before its header says is cut short; what it lacks is not made up."""
+        if not self.at_end:
+            return
+        if stream.duration:
+            stated = float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+        else:
+            stated = self.origin + (self.container.duration or 0) / 1e6
+            both = (*self.video_packets, *self.audio_packets)
+            reached = max(reached, *(_span(p)[1] for p in both)) if both else reached
+        if reached < min(self.end, stated) - SLACK:
+            raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
+
+
+@contextmanager
+def _open(path: Path, deadline: float) -> Iterator[Any]:
+    _check_file(path)
+    av = require("av")
+    left = max(0.001, deadline - time.monotonic())
+    try:
+        # "file:" and the whitelist: a name or a playlist must not make FFmpeg reach for anything else
+        container = av.open(
+            f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="replace", timeout=left
+        )
+    except av.error.ExitError as error:
+        raise _late(path) from error
+    except av.error.FFmpegError as error:
+        remedy = "it is damaged, cut short or of another kind: fetch it again or leave it out"
+        raise ClipError(path, "not a media file", remedy) from error
+    try:
+        with container:
+            yield container
+    except av.error.ExitError as error:
+        raise _late(path) from error
+    except av.error.FFmpegError as error:
+        raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
+
+
+def _check_file(path: Path) -> None:
+    """What FFmpeg would wait for, or name badly, is refused before it sees it."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ClipError(path, "not a regular file", "give the path of a video file")
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: mend it") from error
+        raise ClipError(path, "missing file", "check the path") from error
+    except PermissionError as error:
+        raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
+    except OSError as error:
+        raise ClipError(path, "unreadable file", f"the system says {error.strerror!r}: check the disk") from error
+    if not status.st_size:
+        raise ClipError(path, "empty file", "fetch it again")
+
+
+def _check_window(start: float, duration: float) -> None:
+    if not (0 <= start < math.inf and 0 < duration < math.inf):
+        raise ConfigError(f"a window starts at 0 s or later and has a length, not start={start} duration={duration}")
+
+
+def _check_time(path: Path, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise _late(path)
+
+
+def _late(path: Path) -> ClipError:
+    return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
+
+
+def _video_of(container: Any) -> Any:
+    """The first track of moving pictures; the cover of a song is none."""
+    return next((s for s in container.streams.video if not s.disposition & s.disposition.attached_pic), None)
+
+
+def _span(packet: Any) -> tuple[float, float]:
+    """When a packet's content begins and ends, in seconds of the file's clock."""
+    rate = packet.stream.average_rate if packet.stream.type == "video" else None
+    length = (packet.duration or 0) * float(packet.time_base) or (1 / float(rate) if rate else 0.0)
+    begin = packet.pts * float(packet.time_base)
+    return begin, begin + length
+
+
+def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges (first, last) joined where they overlap, so that nothing is decoded twice."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
