@@ -331,7 +331,7 @@ def _at(table: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def _token(*shape: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(*shape), std=0.02))
+    return nn.Parameter(nn.init.normal_(torch.empty(*shape), std=0.02))
 
 
 def _positions_a(config: CAVConfig, dim: int) -> nn.Parameter:
