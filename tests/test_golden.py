@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stella import losses
+from stella import losses, selection
 from stella.model.avm import AVM, score
 from stella.model.cav import CAV, CAVConfig, Pretrained, keep_count, split_by_noise, visible_count
 from stella.model.weights import load_into
@@ -153,7 +153,6 @@ def test_queries_and_keys(golden: Golden) -> None:
 
 
 def test_importance_and_correlation(golden: Golden) -> None:
-    selection = pytest.importorskip("stella.selection")
     beta, keep = golden.sizes["beta"], golden.sizes["keep_ratio"]
     qk = score(golden.model, golden.avm, golden.a, golden.v).qk
     kappa_a, kappa_v = keep_count(golden.config.patches_a, keep), keep_count(golden.config.patches_v, keep)

@@ -7,6 +7,7 @@ say so.
 """
 
 import json
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -66,7 +67,7 @@ def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[st
             {OURS: json.dumps(header | {"extra": dict(extra or {})})},
         )
         part.replace(path)  # never half a file under the final name
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path} cannot be written ({error}); choose another place") from error
 
 
@@ -116,12 +117,14 @@ class _File:
 def _open(path: Path) -> _File:
     try:
         with path.open("rb") as stream:
-            magic = stream.read(4)
+            head = stream.read(9)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read ({error.strerror}); check the path") from error
-    if not magic:
+    if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")
-    state, metadata = _read_torch(path) if magic == b"PK\3\4" or magic[:1] == b"\x80" else _read_safetensors(path)
+    # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
+    pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
+    state, metadata = _read_torch(path) if pickled else _read_safetensors(path)
     if OURS in metadata:
         try:
             header = json.loads(metadata[OURS])
@@ -152,15 +155,15 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
 def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # any damage ends here: unpickling raises whatever the bytes lead to
-        reason = re.sub(r"\s+", " ", str(error))
-        found = re.search(r"Unsupported (?:global|class|operand)[^.]*?GLOBAL ([\w.]+)|GLOBAL ([\w.]+)", reason)
-        if found:
-            raise WeightsError(
-                f"{path} holds the Python object {found.group(1) or found.group(2)} besides tensors and is not opened, "
-                "since reading it could run code; save its state_dict alone"
-            ) from error
-        raise WeightsError(f"{path} is damaged ({reason[:160]}); copy or download it again") from error
+    except pickle.UnpicklingError as error:  # its own text advises to run the code
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        held = f"holds the Python object {found.group(1)}" if found else "is damaged or a pickle of something"
+        raise WeightsError(
+            f"{path} {held} besides tensors and is not opened, since that could run code; save its state_dict alone"
+        ) from error
+    except Exception as error:  # any damage ends here: reading raises whatever the bytes lead to
+        reason = " ".join(str(error).split())[:160]
+        raise WeightsError(f"{path} is damaged ({reason}); copy or download it again") from error
     for key in ("model", "state_dict"):
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
