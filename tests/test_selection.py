@@ -117,15 +117,15 @@ def test_scores_stay_float32_under_bfloat16_autocast() -> None:
     q, k = (4 * randn(2, 3, 9, 8, seed=i).bfloat16() for i in range(2))
     past, score = randn(2, 3, 8, seed=2).bfloat16(), scores(2, 9).float()
 
-    def compute(q: Tensor, k: Tensor, past: Tensor) -> list[Tensor]:
+    def compute(q: Tensor, k: Tensor, past: Tensor, score: Tensor) -> list[Tensor]:
         query = selection.weighted_query(q, score, 4)
         return [selection.importance(q, k, 0.1), query, selection.correlation(k, query, past, score, 4)]
 
-    plain = compute(q.float(), k.float(), past.float())
+    expected = compute(q.double(), k.double(), past.double(), score.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for actual, expected in zip(compute(q, k, past), plain, strict=True):
-            assert actual.dtype == torch.float32
-            assert torch.equal(actual, expected)
+        actual = compute(q, k, past, score)
+    for narrow, wide in zip(actual, expected, strict=True):
+        assert_close(narrow, wide.float(), 1e-5)
 
 
 def naive_query(q: Tensor, importance: Tensor, kappa: int) -> Tensor:
@@ -296,7 +296,7 @@ def test_audio_keeps_what_the_papers_algorithm_keeps(
         chunks = drawn_chunks(score, noise[b].tolist(), num_freq, chunk)
         unpruned = int((~pruned[b]).sum())
         expected = paper_kept(chunks, pruned[b], num_freq, chunk, kappa)
-        assert set(row[: min(kappa, unpruned)]) == expected if kappa < unpruned else expected == set(row[:unpruned])
+        assert set(row[: min(kappa, unpruned)]) == expected
         # Chunk by chunk as drawn, in order inside each, then the pruned.
         places = [(chunks.index(i // (chunk * num_freq)), i) for i in row[:unpruned]]
         assert places == sorted(places)
@@ -362,6 +362,7 @@ def test_chunks_follow_their_mean_importance_also_the_shorter_last_one() -> None
 
 def test_pruning_is_bernoulli() -> None:
     noise = selection.uniform(ROWS, 3, generator=generator("chi", 3))
+    noise[0] = 0  # the least that uniform noise can be
     rate = selection.prune(torch.tensor([0.0, 0.3, 1.0]).expand(ROWS, 3), noise).double().mean(0)
     assert rate[0] == 0
     assert rate[2] == 1
