@@ -1,0 +1,103 @@
+"""Any tree of videos as a source. The label of a clip is the name of the folder it lies in, or comes from a CSV."""
+
+import csv
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from stella.clip import Clip, Labels
+from stella.errors import StellaError
+from stella.media.decode import Plan, decode
+
+VIDEO_SUFFIXES = (
+    *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
+    *(".3gp", ".m2ts", ".mts", ".ts", ".vob"),
+)
+
+
+class Folder:
+    """The videos under `root`, sorted by path; one clip each, cut out by `plan`. A clip's id is its path below `root`.
+
+    Without `labels_csv` the class of a video is the name of its folder, if that is not `root` itself. With it (rows
+    `file,label[,task]`, the file as a path below `root`, a header allowed) labels come from there alone: videos that
+    are not listed have none.
+    """
+
+    def __init__(
+        self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None, time_limit: float = 30.0
+    ) -> None:
+        self.root, self.plan, self.time_limit = Path(root), plan or Plan(), time_limit
+        self.files = find_videos(self.root)
+        self._labels = read_labels(Path(labels_csv), self.root, self.files) if labels_csv else folder_labels(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Clip:
+        clip = decode(self.root / self.files[index], self.plan, time_limit=self.time_limit)
+        return replace(clip, id=self.files[index], labels=self.labels(index))
+
+    def place(self, index: int) -> str:
+        return str(self.root / self.files[index])
+
+    def labels(self, index: int) -> Labels:
+        """The labels of a clip, without decoding it."""
+        return self._labels.get(self.files[index], Labels())
+
+
+def find_videos(root: Path) -> list[str]:
+    """The paths below `root` of everything that is named like a video, sorted; hidden files and folders are left out.
+
+    Links to nowhere and unreadable files are listed too: they are skipped with a reason later, not silently here.
+    """
+    if not root.is_dir():
+        raise StellaError(f"{root} is not a folder; give the folder that holds the videos")
+    found: list[str] = []
+    for folder, subfolders, names in os.walk(root, onerror=_refuse):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        found += [
+            (Path(folder) / name).relative_to(root).as_posix()
+            for name in names
+            if not name.startswith(".") and Path(name).suffix.lower() in VIDEO_SUFFIXES
+        ]
+    if not found:
+        raise StellaError(f"{root} holds no videos; put files such as {', '.join(VIDEO_SUFFIXES[:8])} … there")
+    return sorted(found)
+
+
+def folder_labels(files: list[str]) -> dict[str, Labels]:
+    """The name of the folder that each file lies in, as its class."""
+    return {file: Labels(name=Path(file).parent.name or None) for file in files}
+
+
+def read_labels(path: Path, root: Path, files: list[str]) -> dict[str, Labels]:
+    """The labels of a CSV by file. A row that names no file, or one twice, is an error: a slip must not lose labels."""
+    known = set(files)
+    labels: dict[str, Labels] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            rows = [(number, row) for number, row in enumerate(csv.reader(text, skipinitialspace=True), 1) if row]
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check the path") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise StellaError(f"{path} is not a CSV file in UTF-8 ({error}); save it as one") from error
+    for position, (number, row) in enumerate(rows):
+        file = Path(row[0]).as_posix()
+        if file not in known and position == 0 and row[0].strip().lower() in {"file", "filename", "path", "video"}:
+            continue  # a header
+        if not 2 <= len(row) <= 3:
+            raise StellaError(
+                f"{path}, line {number} has {len(row)} columns, not file,label[,task]; "
+                'put labels that hold commas in "quotes"'
+            )
+        if file not in known:
+            raise StellaError(f"{path}, line {number} names {row[0]!r}, which is no video in {root}; correct that line")
+        if file in labels:
+            raise StellaError(f"{path}, line {number} names {row[0]!r} a second time; remove one of the lines")
+        labels[file] = Labels(name=row[1] or None, task=(row[2] or None) if len(row) == 3 else None)
+    return labels
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise StellaError(f"{error.filename} cannot be listed ({error.strerror}); correct its permissions or move it away")

@@ -1,0 +1,93 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from stella.clip import Labels
+from stella.data.folder import Folder
+from stella.data.source import Source
+from stella.errors import ClipError, StellaError
+from stella.media.decode import Plan
+
+PLAN = Plan(duration=1.0, frames=2, size=32)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, write_video) -> Path:
+    root = tmp_path_factory.mktemp("videos")
+    for number, name in enumerate(
+        ["b/two.mp4", "b/deep/three.MKV", "a, loud/one.mp4", "zero.mp4", ".hidden.mp4", ".d/x.mp4"]
+    ):
+        write_video(root / name, seed=number)
+    (root / "b" / "notes.txt").write_text("not a video")
+    (root / "folder.mp4").mkdir()
+    return root
+
+
+def test_videos_are_found_sorted_and_labelled_by_their_folder(tree: Path) -> None:
+    folder = Folder(tree, PLAN)
+    assert folder.files == ["a, loud/one.mp4", "b/deep/three.MKV", "b/two.mp4", "zero.mp4"]
+    assert [folder.labels(i).name for i in range(len(folder))] == ["a, loud", "deep", "b", None]
+    assert isinstance(folder, Source)
+
+
+def test_clips_are_decoded_with_id_and_label(tree: Path) -> None:
+    clip = Folder(tree, PLAN)[2]
+    assert (clip.id, clip.labels) == ("b/two.mp4", Labels(name="b"))
+    assert clip.video.shape == (2, 3, 32, 43)
+    assert 15_000 < len(clip.audio) <= 16_000
+
+
+@pytest.mark.parametrize("header", ["", "file,label,task\n", "\ufefffile,label\n", "Path , label\n"])
+def test_csv_labels_hold_commas_and_leave_unlisted_videos_without(tree: Path, tmp_path: Path, header: str) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(f'{header}"a, loud/one.mp4","dog barking, loud",first\n\nb/two.mp4, cat\n', encoding="utf-8")
+    folder = Folder(tree, PLAN, table)
+    expected = [Labels("dog barking, loud", "first"), Labels(), Labels("cat"), Labels()]
+    assert [folder.labels(i) for i in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("zero.mp4,a\nnope.mp4,b\n", "line 2 names 'nope.mp4'"),
+        ("zero.mp4,a,b,c\n", "line 1 has 4 columns"),
+        ("zero.mp4\n", "line 1 has 1 columns"),
+        ("zero.mp4,a\nzero.mp4,b\n", "line 2 names 'zero.mp4' a second time"),
+    ],
+)
+def test_a_wrong_csv_is_refused_with_its_line(tree: Path, tmp_path: Path, text: str, says: str) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(text)
+    with pytest.raises(StellaError, match=says):
+        Folder(tree, PLAN, table)
+
+
+def test_a_csv_that_is_missing_or_binary_is_refused(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match="cannot be read"):
+        Folder(tree, PLAN, tmp_path / "none.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(StellaError, match="not a CSV file"):
+        Folder(tree, PLAN, tmp_path / "binary.csv")
+
+
+def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match="holds no videos"):
+        Folder(tmp_path, PLAN)
+    with pytest.raises(StellaError, match="is not a folder"):
+        Folder(tmp_path / "none", PLAN)
+
+
+def test_bad_files_are_listed_and_fail_only_when_read(tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "text.mp4").write_text("hello")
+    folder = Folder(tmp_path, PLAN)
+    assert len(folder) == 2
+    for index in range(2):
+        with pytest.raises(ClipError):
+            folder[index]
+
+
+def test_it_travels_to_workers(tree: Path) -> None:
+    folder = pickle.loads(pickle.dumps(Folder(tree, PLAN)))
+    assert folder[0].id == "a, loud/one.mp4"
