@@ -1,0 +1,243 @@
+"""`stella prepare SRC DST`: videos become shards, in parallel; killed at any moment, it goes on where it was.
+
+Workers cut and compress clips; the parent alone writes. What is settled is decided by whole samples in the shards and
+lines in `skipped.jsonl`, so a restart redoes only what was in flight. A skipped video is tried again when its file has
+changed (content or permissions), or its line is removed from `skipped.jsonl`; a clip in the shards is never redone.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stella.clip import SAMPLE_RATE, Labels
+from stella.data.folder import find_videos, folder_labels, read_labels
+from stella.data.pool import Done, Lost, Pool, Tick
+from stella.data.shards import ShardWriter, pack
+from stella.data.skipped import Skipped, spell
+from stella.errors import ClipError, StellaError
+from stella.media.decode import probe, read_window
+
+SHORTEST_TAIL = 1.0  # seconds: what is left of a split video is a clip of its own from here on
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the clips of a folder of shards have in common; a folder is never filled with two kinds."""
+
+    seconds: float
+    split: bool
+    fps: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    clips: int  # in the folder now
+    added: int  # by this run
+    skipped: dict[str, int]  # by reason
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.clips:
+            return f"not one clip could be used; skipped: {spell(self.skipped) or 'none'} (see skipped.jsonl)"
+        text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
+        return (
+            f"{text}; skipped: {spell(self.skipped)} (see skipped.jsonl)" if self.skipped else f"{text}; none skipped"
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    file: str
+    start: float | None  # None: ask how long the video is
+    labels: Labels
+    died: bool = False  # a worker died of it once already
+
+
+def prepare(
+    src: Path | str,
+    dst: Path | str,
+    *,
+    labels_csv: Path | str | None = None,
+    seconds: float = 10.24,
+    split: bool = False,
+    fps: float = 8.0,
+    size: int = 256,
+    workers: int | None = None,
+    shard_bytes: int = 256 * 2**20,
+    time_limit: float = 60.0,
+    progress: bool = True,
+) -> Summary:
+    """Turn the videos under `src` into shards in `dst`, which `Shards` reads.
+
+    Each video gives one clip (its first `seconds`), or with `split` as many consecutive ones as it holds. A video that
+    cannot be used, or that hangs or crashes its worker, is skipped and listed in `dst`/skipped.jsonl.
+    """
+    if min(seconds, fps, size, shard_bytes, time_limit) <= 0 or (workers is not None and workers < 1):
+        raise StellaError("seconds, fps, size, workers, shard_bytes and time_limit must all be above 0; correct them")
+    began = time.monotonic()
+    src, dst, settings = Path(src), Path(dst), Settings(seconds, split, fps, size)
+    files = find_videos(src)
+    table = read_labels(Path(labels_csv), src, files) if labels_csv else folder_labels(files)
+    dst.mkdir(parents=True, exist_ok=True)
+    with _alone(dst), _bar(progress) as bar:
+        _keep_settings(dst, settings)
+        skipped = Skipped(dst / "skipped.jsonl")
+        skipped.forget(lambda record: record.get("stamp") != _stamp(src / str(record.get("source"))))
+        writer = ShardWriter(dst, shard_bytes)
+        before = len(writer.ids)
+        run = _Run(src, settings, writer, skipped, bar)
+        run.plan([Job(file, None if split else 0.0, table.get(file, Labels())) for file in files])
+        run.work(workers or os.cpu_count() or 1, time_limit)
+        writer.close()
+    total = sum(shard.stat().st_size for shard in dst.glob("shard-*.tar"))
+    clips = len(writer.ids)
+    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began)
+
+
+class _Run:
+    """The parent's side: which jobs are left, and where their results go."""
+
+    def __init__(self, src: Path, settings: Settings, writer: ShardWriter, skipped: Skipped, bar: Progress) -> None:
+        self.src, self.settings, self.writer, self.skipped, self.bar = src, settings, writer, skipped, bar
+        self.left: deque[Job] = deque()
+        self.settled = self.total = 0
+        self.shown = bar.add_task("preparing", total=None)
+
+    def plan(self, jobs: list[Job]) -> None:
+        """Add those jobs that are not settled yet."""
+        left = [job for job in jobs if self._id(job) not in self.writer.ids and self._id(job) not in self.skipped]
+        self.left += left
+        self.settled += len(jobs) - len(left)
+        self.total += len(jobs)
+        self._show()
+
+    def work(self, workers: int, time_limit: float) -> None:
+        if not self.left:
+            return
+        pool = Pool(_Cutter(self.src, self.settings, time_limit), workers, depth=1, time_limit=1.5 * time_limit)
+        flying: dict[int, Job] = {}
+        key = 0
+        try:
+            while self.left or flying:
+                while self.left and pool.free:
+                    key += 1
+                    flying[key] = self.left.popleft()
+                    pool.submit(key, flying[key])
+                event = pool.wait()
+                self._settle(flying.pop(event.key), event)
+        finally:
+            pool.close()
+
+    def _settle(self, job: Job, event: Done | Lost) -> None:
+        if isinstance(event, Lost):
+            if not event.hung and not job.died:  # perhaps it was killed for the memory of others
+                self.left.appendleft(Job(job.file, job.start, job.labels, died=True))
+                return
+            what = "time limit" if event.hung else f"worker died ({event.exitcode})"
+            self._skip(job, ClipError(self.src / job.file, what, "re-encode the video or leave it out"))
+        elif isinstance(event.result, ClipError):
+            self._skip(job, event.result)
+        elif isinstance(event.result, bytes):
+            self.writer.append(event.result)
+        else:
+            self.plan([Job(job.file, start, job.labels) for start in _starts(event.result, self.settings.seconds)])
+        self.settled += 1
+        self._show()
+
+    def _skip(self, job: Job, error: ClipError) -> None:
+        self.skipped.add(self._id(job), error, source=job.file, stamp=_stamp(self.src / job.file))
+
+    def _show(self) -> None:
+        text = f"preparing, {len(self.skipped)} skipped" if len(self.skipped) else "preparing"
+        self.bar.update(self.shown, completed=self.settled, total=self.total, description=text)
+
+    def _id(self, job: Job) -> str:
+        return _clip_id(job, self.settings.split)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """The worker's side: how long is this video, or a clip of it as the bytes of a sample."""
+
+    src: Path
+    settings: Settings
+    time_limit: float  # watched by the decoder; the pool kills what does not heed it
+
+    def __call__(self, job: Job, tick: Tick) -> bytes | float | ClipError:
+        tick(0)
+        path, s = self.src / job.file, self.settings
+        try:
+            if job.start is None:
+                duration = probe(path, time_limit=self.time_limit).duration
+                return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
+            frames, waveform = read_window(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
+        except ClipError as error:
+            return error
+        meta = {
+            "id": _clip_id(job, s.split),
+            "source": job.file,
+            "start": job.start,
+            "duration": max(len(frames) / s.fps, len(waveform) / SAMPLE_RATE),
+            "label": job.labels.name,
+            "task": job.labels.task,
+        }
+        return pack(meta, frames, waveform, s.fps)
+
+
+def _clip_id(job: Job, split: bool) -> str:
+    return f"{job.file}@{job.start:.3f}" if split and job.start is not None else job.file
+
+
+def _starts(duration: float, seconds: float) -> list[float]:
+    """Where the consecutive windows of a video begin."""
+    whole = int(duration / seconds + 1e-6)
+    tail = duration - whole * seconds
+    return [round(k * seconds, 3) for k in range(whole + (tail >= SHORTEST_TAIL or not whole))]
+
+
+def _stamp(path: Path) -> str | None:
+    """Changes whenever the file's content or permissions do; None for a file that is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return f"{status.st_size}:{status.st_ctime_ns}"
+
+
+def _keep_settings(dst: Path, settings: Settings) -> None:
+    path = dst / "prepare.json"
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known != asdict(settings):
+            raise StellaError(f"{dst} was filled with {known}, not {asdict(settings)}; use the same or another folder")
+    else:
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps(asdict(settings)), encoding="utf-8")
+        fresh.replace(path)
+
+
+@contextmanager
+def _alone(dst: Path) -> Iterator[None]:
+    """Hold the folder against a second `prepare`; the system lets go of it even after a kill."""
+    with (dst / ".lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StellaError(f"{dst} is being filled by another process; wait for it or use another folder") from error
+        yield
+
+
+def _bar(shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not shown)

@@ -1,0 +1,270 @@
+import faulthandler
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stella.data import pool, prepare
+from stella.data.folder import Folder
+from stella.data.shards import Shards, scan
+from stella.errors import StellaError
+from stella.media.decode import Plan
+
+SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers forked from this process start at once and see what a test replaces; `test_stream` uses the real ones."""
+    monkeypatch.setattr(pool, "START_METHOD", "fork")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory, write_video) -> Path:
+    """Twenty-four good videos in three classes, and three that cannot be used."""
+    root = tmp_path_factory.mktemp("videos")
+    for number in range(24):
+        write_video(root / "abc"[number % 3] / f"{number:02d}.mp4", seed=number)
+    write_video(root / "mute.mp4", sound=False)
+    (root / "text.mp4").write_text("hello")
+    (root / "empty.mp4").touch()
+    return root
+
+
+def run(src: Path, dst: Path, **more: Any) -> prepare.Summary:
+    return prepare.prepare(src, dst, **(SMALL | {"workers": 2} | more))
+
+
+def forked_run(src: Path, dst: Path, **more: Any) -> int:
+    """`run` in a process of its own, for killing; ends with status 0 if it ends well."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        run(src, dst, **more)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def ids(dst: Path) -> list[str]:
+    return [clip["id"] for index in sorted(dst.glob("shard-*.json")) for clip in json.loads(index.read_text())["clips"]]
+
+
+def listed(dst: Path) -> dict[str, str]:
+    lines = [json.loads(line) for line in (dst / "skipped.jsonl").read_text().splitlines()]
+    assert len({line["id"] for line in lines}) == len(lines)
+    return {line["id"]: line["reason"] for line in lines}
+
+
+def slow_read(log: Path, seconds: float) -> Any:
+    """The real `read_window`, slower and noting each call in a file that all processes append to."""
+    real = prepare.read_window
+
+    def read(path: Path, *args: Any, **more: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{path}\n")
+        time.sleep(seconds)
+        return real(path, *args, **more)
+
+    return read
+
+
+def test_videos_become_clips_like_those_read_directly(videos: Path, tmp_path: Path) -> None:
+    summary = run(videos, tmp_path, shard_bytes=300_000)
+    assert (summary.clips, summary.added, sum(summary.skipped.values())) == (24, 24, 3)
+    assert summary.skipped["no audio track"] == 1
+    assert (
+        summary.bytes == sum(p.stat().st_size for p in tmp_path.glob("*.tar")) and len(list(tmp_path.glob("*.tar"))) > 1
+    )
+    assert set(listed(tmp_path)) == {"mute.mp4", "text.mp4", "empty.mp4"}
+    assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob("*.tmp"))
+    shards, folder = Shards(tmp_path, span=None), Folder(videos, Plan(duration=1.0, size=48, span=None))
+    direct = {folder.files[i]: i for i in range(len(folder))}
+    assert len(shards) == 24
+    for i in (0, 11, 23):
+        ours, theirs = shards[i], folder[direct[shards[i].id]]
+        assert ours.labels == theirs.labels and ours.labels.name in "abc"
+        assert ours.video.shape == theirs.video.shape
+        assert (ours.video.float() - theirs.video.float()).abs().mean() < 6
+        assert torch.allclose(ours.audio, theirs.audio, atol=1e-4)
+
+
+def test_a_second_run_does_nothing_and_new_files_are_added(
+    videos: Path, tmp_path: Path, write_video, monkeypatch
+) -> None:
+    src, dst, log = tmp_path / "src", tmp_path / "dst", tmp_path / "log"
+    for number in range(3):
+        write_video(src / f"{number}.mp4", seed=number)
+    (src / "bad.mp4").write_text("hello")
+    run(src, dst)
+    monkeypatch.setattr(prepare, "read_window", slow_read(log, 0))
+    again = run(src, dst)
+    assert (again.clips, again.added, again.skipped) == (3, 0, {"not a media file": 1}) and not log.exists()
+    write_video(src / "3.mp4")
+    assert run(src, dst).added == 1
+    assert log.read_text().split() == [str(src / "3.mp4")]
+    assert sorted(ids(dst)) == [f"{n}.mp4" for n in range(4)]
+    write_video(src / "bad.mp4", seed=9)  # changed: tried again
+    last = run(src, dst)
+    assert (last.clips, last.skipped, listed(dst)) == (5, {}, {})
+
+
+def test_it_finishes_and_says_so_when_nothing_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for number in range(30):
+        (tmp_path / "src" / f"{number}.mp4").write_text("hello")
+    summary = run(tmp_path / "src", tmp_path / "dst")
+    assert (summary.clips, summary.skipped) == (0, {"not a media file": 30})
+    assert str(summary).startswith("not one clip could be used; skipped: 30 not a media file")
+    with pytest.raises(StellaError, match="no finished shards"):
+        Shards(tmp_path / "dst")
+
+
+def test_long_videos_are_split_into_consecutive_clips(tmp_path: Path, write_video) -> None:
+    write_video(tmp_path / "src" / "long.mp4", 4.6)  # red rises by 10 a frame, 8 frames a second
+    write_video(tmp_path / "src" / "short.mp4", 0.5)
+    (tmp_path / "src" / "bad.mp4").write_text("hello")
+    summary = run(tmp_path / "src", tmp_path / "dst", split=True)
+    shards = Shards(tmp_path / "dst", frames=1, span=None)
+    assert [shards[i].id for i in range(len(shards))] == [f"long.mp4@{k}.000" for k in range(4)] + ["short.mp4@0.000"]
+    reds = [float(shards[k].video[0, 0].float().mean()) for k in range(3)]
+    assert [b - a for a, b in pairwise(reds)] == pytest.approx([80, 80], abs=8)
+    assert summary.skipped == {"not a media file": 1}
+    assert run(tmp_path / "src", tmp_path / "dst", split=True).added == 0
+
+
+def test_windows_cover_a_video_and_short_tails_are_left_out() -> None:
+    assert prepare._starts(10.24, 10.24) == [0.0]
+    assert prepare._starts(20.48, 10.24) == [0.0, 10.24]
+    assert prepare._starts(21.0, 10.24) == [0.0, 10.24]
+    assert prepare._starts(22.0, 10.24) == [0.0, 10.24, 20.48]
+    assert prepare._starts(0.3, 10.24) == [0.0]
+
+
+def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path: Path, monkeypatch) -> None:
+    real = prepare.read_window
+
+    def read(path: Path, *args: Any, **more: Any) -> Any:
+        if path.name == "03.mp4":
+            time.sleep(1000)
+        if path.name == "05.mp4":
+            faulthandler.disable()  # the crash is meant
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if path.name == "07.mp4" and not (tmp_path / "once").exists():
+            (tmp_path / "once").touch()
+            os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short: tried again
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(prepare, "read_window", read)
+    dst = tmp_path / "dst"
+    summary = run(videos, dst, time_limit=0.7)
+    reasons = listed(dst)
+    assert summary.clips == 22
+    assert reasons["a/03.mp4"] == "time limit" and reasons["c/05.mp4"] == "worker died (-11)"
+    assert "b/07.mp4" in ids(dst)
+    monkeypatch.setattr(prepare, "read_window", slow_read(tmp_path / "log", 0))
+    assert run(videos, dst).added == 0  # and not tried for ever
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path: Path, monkeypatch) -> None:
+    """Killed with SIGKILL again and again: nothing is lost, doubled, or done again once it was on disk."""
+    whole, dst, log = tmp_path / "whole", tmp_path / "dst", tmp_path / "log"
+    run(videos, whole, shard_bytes=200_000)
+    monkeypatch.setattr(prepare, "read_window", slow_read(log, 0.05))
+    chance = random.Random(0)
+    kills = 0
+    while kills < 60:
+        on_disk = stored(dst)
+        log.write_text("")
+        child = forked_run(videos, dst, shard_bytes=200_000)
+        time.sleep(chance.uniform(0.0, 0.3))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        redone = {str(Path(line).relative_to(videos)) for line in log.read_text().split()} & on_disk
+        assert not redone
+        if status == 0:
+            break
+        assert os.WIFSIGNALED(status)
+        kills += 1
+    assert kills >= 10
+    monkeypatch.undo()
+    monkeypatch.setattr(pool, "START_METHOD", "fork")
+    run(videos, dst, shard_bytes=200_000)
+    assert Counter(ids(dst)) == Counter(ids(whole)) and len(ids(dst)) == 24
+    assert listed(dst) == listed(whole)
+    ours, theirs = Shards(dst), Shards(whole)
+    for i in range(24):
+        assert ours[i].id == theirs[i].id and torch.equal(ours[i].video, theirs[i].video)
+    names = {p.name for p in dst.iterdir()} - {
+        p.with_suffix(s).name for p in dst.glob("*.tar") for s in (".tar", ".json")
+    }
+    assert names == {"skipped.jsonl", "prepare.json", ".lock"}
+
+
+def stored(dst: Path) -> set[str]:
+    """The clips that are whole on disk, found without an index."""
+    return {entry.id for path in dst.glob("shard-*.tar*") for entry in scan(path)[0]}
+
+
+def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, monkeypatch) -> None:
+    pids = tmp_path / "pids"
+
+    def read(path: Path, *args: Any, **more: Any) -> Any:
+        with pids.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(1000)
+
+    monkeypatch.setattr(prepare, "read_window", read)
+    child = forked_run(videos, tmp_path / "dst")
+    deadline = time.monotonic() + 10
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 10
+    while any(alive(int(pid)) for pid in pids.read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
+    dst = tmp_path / "dst"
+    run(videos / "a", dst)
+    with pytest.raises(StellaError, match="was filled with"):
+        run(videos / "a", dst, seconds=2.0)
+    with pytest.raises(StellaError, match="above 0"):
+        run(videos / "a", dst, seconds=0.0)
+    with pytest.raises(StellaError, match="is not a folder"):
+        run(tmp_path / "none", dst)
+    with prepare._alone(dst):
+        _, status = os.waitpid(forked_run(videos / "a", dst), 0)
+    assert status != 0 and "is being filled by another process" in capfd.readouterr().err
+
+
+def test_labels_come_from_a_csv(videos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text('00.mp4,"dog, barking",t1\n')
+    run(videos / "a", tmp_path / "dst", labels_csv=table)
+    labels = [Shards(tmp_path / "dst").labels(i) for i in range(8)]
+    assert (labels[0].name, labels[0].task) == ("dog, barking", "t1") and labels[1].name is None

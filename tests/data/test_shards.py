@@ -1,0 +1,202 @@
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from stella.clip import Labels
+from stella.data.shards import END_OF_TAR, Shards, ShardWriter, pack, scan
+from stella.data.source import Source
+from stella.errors import ClipError, StellaError
+
+pytest.importorskip("av")
+FPS = 8.0
+
+
+def content(seed: int, frames: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smooth pictures, so that JPEG keeps them, that get brighter by 16 a frame; and noise."""
+    gen = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(frames, 3, 3, 4, generator=gen) * 60
+    smooth = torch.nn.functional.interpolate(coarse, (33, 44), mode="bilinear", align_corners=True)
+    video = (smooth + 16 * torch.arange(frames)[:, None, None, None]).round().to(torch.uint8)
+    return video, torch.rand(16_000 + seed, generator=gen) * 1.8 - 0.9
+
+
+def sample(seed: int) -> bytes:
+    frames, waveform = content(seed)
+    meta = {
+        "id": f"v{seed}.x/é.mp4",
+        "source": f"v{seed}.x/é.mp4",
+        "start": 0.0,
+        "duration": 1.5,
+        "label": f"class {seed}",
+    }
+    return pack(meta, frames, waveform, FPS)
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[bytes]:
+    return [sample(seed) for seed in range(5)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, samples: list[bytes]) -> Path:
+    """Five clips in shards of two, written in another order than that of their names."""
+    writer = ShardWriter(tmp_path, shard_bytes=len(samples[0]) + len(samples[1]))
+    for number in (3, 1, 4, 0, 2):
+        writer.append(samples[number])
+    writer.close()
+    return tmp_path
+
+
+def test_clips_come_back_in_the_order_of_their_sources(folder: Path) -> None:
+    shards = Shards(folder, frames=12, span=None)
+    assert isinstance(shards, Source)
+    assert [shards[i].id for i in range(len(shards))] == [f"v{i}.x/é.mp4" for i in range(5)]
+    assert [shards.labels(i) for i in range(5)] == [Labels(f"class {i}") for i in range(5)]
+    for seed in range(5):
+        frames, waveform = content(seed)
+        clip = shards[seed]
+        assert clip.labels == Labels(f"class {seed}")
+        assert clip.video.shape == frames.shape and clip.video.dtype == torch.uint8
+        assert (clip.video.float() - frames.float()).abs().mean() < 3
+        assert torch.allclose(clip.audio, waveform, atol=1 / 32768)
+
+
+def test_frames_are_taken_from_the_middle(folder: Path) -> None:
+    frames, _ = content(0)
+    # 1.5 s; the central second is 0.25 … 1.25, its quarters centre on 0.375, 0.625, 0.875, 1.125 s
+    clip = Shards(folder, frames=4, span=1.0)[0]
+    for got, number in zip(clip.video, (3, 5, 7, 9), strict=True):
+        errors = (frames.float() - got.float()).abs().mean((1, 2, 3))
+        assert errors.argmin() == number
+    assert len(Shards(folder, frames=30, span=None)[0].video) == 30  # more than there are: shown again
+
+
+def test_size_scales_the_short_side(folder: Path) -> None:
+    small = Shards(folder, frames=2, size=16)[0].video
+    assert small.shape == (2, 3, 16, 21)
+
+
+def test_shards_are_cut_at_their_size_and_have_nothing_left_over(folder: Path) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == [
+        f"shard-00000{n}.{e}" for n in range(3) for e in ("json", "tar")
+    ]
+
+
+def test_webdataset_reads_them(folder: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    data = webdataset.WebDataset([str(p) for p in sorted(folder.glob("*.tar"))], shardshuffle=False)
+    found = {json.loads(s["json"])["id"]: s for s in data}
+    assert sorted(found) == [f"v{i}.x/é.mp4" for i in range(5)]
+    one = found["v3.x/é.mp4"]
+    assert sorted(k for k in one if k.endswith("jpg")) == [f"{n:03d}.jpg" for n in range(12)]
+    assert one["000.jpg"].startswith(b"\xff\xd8") and one["flac"].startswith(b"fLaC")
+    meta = json.loads(one["json"])
+    assert (meta["label"], meta["source"], meta["start"], meta["duration"]) == ("class 3", "v3.x/é.mp4", 0.0, 1.5)
+
+
+def test_samples_are_plain_tar_and_reproducible(samples: list[bytes]) -> None:
+    with tarfile.open(fileobj=io.BytesIO(samples[0] + END_OF_TAR)) as tar:
+        assert len(tar.getmembers()) == 14
+    assert sample(0) == samples[0]
+
+
+def test_a_writer_continues_a_shard_cut_anywhere(tmp_path: Path, samples: list[bytes]) -> None:
+    """Whatever byte a kill cuts at, the whole samples stay and the rest is written anew to the same bytes."""
+    whole = b"".join(samples[:3])
+    ends = [0, len(samples[0]), len(samples[0] + samples[1]), len(whole)]
+    cuts = [0, 1, 511, 512, 600, *(e + d for e in ends[1:] for d in (-513, -1, 0, 1, 512) if e + d <= len(whole))]
+    cuts += torch.randint(0, len(whole), (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    for number, cut in enumerate(cuts):
+        root = tmp_path / str(number)
+        root.mkdir()
+        (root / "shard-000000.tar.part").write_bytes(whole[:cut])
+        writer = ShardWriter(root, shard_bytes=10**9)
+        kept = sum(end <= cut for end in ends[1:])
+        assert len(writer.ids) == kept, cut
+        for data in samples[kept:]:
+            writer.append(data)
+        writer.close()
+        assert (root / "shard-000000.tar").read_bytes() == b"".join(samples) + END_OF_TAR
+        assert len(Shards(root)) == 5
+
+
+def test_a_writer_continues_after_a_kill_between_closing_steps(tmp_path: Path, samples: list[bytes]) -> None:
+    part, shard = tmp_path / "shard-000000.tar.part", tmp_path / "shard-000000.tar"
+    part.write_bytes(samples[0] + END_OF_TAR)  # killed before the renaming
+    assert len(ShardWriter(tmp_path, 10**9).ids) == 1
+    part.write_bytes(samples[0] + END_OF_TAR)
+    part.rename(shard)  # killed before the indexing
+    (tmp_path / "shard-000000.json.tmp").write_text("{half")
+    writer = ShardWriter(tmp_path, 10**9)
+    writer.append(samples[1])
+    writer.close()
+    assert [Shards(tmp_path)[i].id for i in range(2)] == ["v0.x/é.mp4", "v1.x/é.mp4"]
+
+
+def test_a_part_with_damage_inside_is_cut_before_it(tmp_path: Path, samples: list[bytes]) -> None:
+    damaged = bytearray(b"".join(samples[:3]))
+    damaged[len(samples[0]) + len(samples[1]) // 2] ^= 0xFF
+    (tmp_path / "x.tar").write_bytes(damaged)
+    entries, end = scan(tmp_path / "x.tar")
+    assert ([e.id for e in entries], end) == (["v0.x/é.mp4"], len(samples[0]))
+
+
+def test_no_clip_is_written_twice(tmp_path: Path, samples: list[bytes]) -> None:
+    writer = ShardWriter(tmp_path, 10**9)
+    writer.append(samples[0])
+    with pytest.raises(ValueError, match="already"):
+        writer.append(samples[0])
+
+
+def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
+    shards = Shards(folder)
+    place = next(i for i in range(5) if "shard-000001.tar" in shards.place(i))
+    shard = folder / "shard-000001.tar"
+    good = shard.read_bytes()
+    at = good.index(b"fLaC") + 2000
+    shard.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    outcomes = [_outcome(shards, i) for i in range(5)]
+    assert outcomes.count("damaged shard") == 1
+    shard.write_bytes(b"\0" * len(good))
+    assert _outcome(shards, place) == "damaged shard"
+    shard.write_bytes(good[:-1])
+    with pytest.raises(StellaError, match=r"shard-000001\.tar is damaged"):
+        Shards(folder)
+    shard.unlink()
+    assert _outcome(shards, place) == "damaged shard"
+    with pytest.raises(StellaError, match=r"shard-000001\.tar is missing beside shard-000001\.json"):
+        Shards(folder)
+
+
+def _outcome(shards: Shards, index: int) -> str:
+    try:
+        return shards[index].id
+    except ClipError as error:
+        assert "shard-000001.tar" in error.path
+        return error.reason
+
+
+def test_a_missing_or_broken_index_is_told(folder: Path) -> None:
+    index = folder / "shard-000002.json"
+    index.write_text("{")
+    with pytest.raises(StellaError, match=r"shard-000002\.json is not an index"):
+        Shards(folder)
+    index.unlink()
+    with pytest.raises(StellaError, match=r"shard-000002\.json is missing"):
+        Shards(folder)
+
+
+def test_folders_without_shards_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match="holds no finished shards"):
+        Shards(tmp_path)
+    with pytest.raises(StellaError, match="is not a folder"):
+        Shards(tmp_path / "none")
+
+
+def test_they_travel_to_workers(folder: Path) -> None:
+    assert torch.equal(pickle.loads(pickle.dumps(Shards(folder)))[1].audio, Shards(folder)[1].audio)
