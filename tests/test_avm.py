@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stella import losses
 from stella.errors import ConfigError
@@ -152,6 +153,17 @@ def test_scoring_takes_no_gradient(model: CAV, avm: AVM) -> None:
     s = scored(model, avm, 2)
     tensors = [getattr(s, f.name) for f in dataclasses.fields(s) if f.name != "qk"] + list(vars(s.qk).values())
     assert not any(t.requires_grad for t in tensors)
+
+
+def test_needs_no_host_synchronisation() -> None:
+    """Tensors without values: reading one on the host would fail here."""
+    with FakeTensorMode() as mode:
+        model, avm = CAV(TOY), AVM(TOY.dim, 4)
+        audio, video = (mode.from_tensor(x.float()) for x in clips(5))
+        s = score(model, avm, model.patches_a(audio), model.patches_v(video))
+        out = match(model, avm, s, draw_pairs(5, generator(0)))
+        losses.matching(out.logits, out.labels).mean().backward()
+    assert out.logits.shape == (5,)
 
 
 def test_learns_to_tell_pairs_apart() -> None:
