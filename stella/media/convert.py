@@ -48,15 +48,15 @@ class Sound:
         last = 0
         for time_0, resampler, out in self.runs:
             frames = [f for f in (*out, *resampler.resample(None)) if f is not None]
-            samples = np.concatenate([f.to_ndarray()[0] for f in frames])
+            samples = np.concatenate([wave[:0], *(f.to_ndarray()[0] for f in frames)])
             at = round((time_0 - self.begin) * SAMPLE_RATE)
             samples = samples[max(0, -at) : max(0, len(wave) - at)]
             wave[max(0, at) : max(0, at) + len(samples)] = samples
-            last = max(last, max(0, at) + len(samples)) if len(samples) else last
+            last = max(last, max(0, at) + len(samples) if len(samples) else 0)
         return wave[:last]
 
 
-def picture(frame: Any, pixel_aspect: Fraction | None, size: int) -> Tensor:
+def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -> Tensor:
     """uint8 [3, H, W] as it is meant to be seen: square pixels, upright, the short side `size`."""
     matrix = next((np.frombuffer(s, np.int32) for s in frame.side_data if s.type.name == "DISPLAYMATRIX"), None)
     flags = require("av.video.reformatter").Interpolation
@@ -66,11 +66,11 @@ def picture(frame: Any, pixel_aspect: Fraction | None, size: int) -> Tensor:
         keep_w = max(1, round(frame.width * min(1, ASPECT_MOST * height / width)))
         keep_h = max(1, round(frame.height * min(1, ASPECT_MOST * width / height)))
         x, y = (frame.width - keep_w) // 2, (frame.height - keep_h) // 2
-        pixels = frame.reformat(**how).to_ndarray()[y : y + keep_h, x : x + keep_w]
+        pixels = scaler.reformat(frame, **how).to_ndarray()[y : y + keep_h, x : x + keep_w]
         frame = type(frame).from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
         width, height = min(width, ASPECT_MOST * height), min(height, ASPECT_MOST * width)
     scale = size / min(width, height)
-    small = frame.reformat(round(width * scale), round(height * scale), **how)
+    small = scaler.reformat(frame, round(width * scale), round(height * scale), **how)
     return _upright(torch.from_numpy(small.to_ndarray()).permute(2, 0, 1), matrix)
 
 

@@ -5,11 +5,9 @@ a run can count them. `time_limit` is watched between packets and, inside FFmpeg
 """
 
 import math
-import stat
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor
 from stella.clip import SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
+from stella.media.files import check_time, open_media, video_of
 
 SEEK_BACK = (
     1.0,
@@ -29,6 +28,7 @@ SEEK_BACK = (
 PATIENCE = 10.0  # one track this many seconds past the window without news of the other: it has nothing more to say
 SLACK = 0.5  # seconds by which a file may hold less than its header says
 HELD_MOST = 1 << 30  # bytes of compressed video held for one window
+OWN_LENGTHS = ("mov", "avi")  # formats that state the length of each track, not only of the whole
 NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
 
 Times = Callable[[float, float], list[float]]  # from a stretch of video (begin, end) to the wanted times in it
@@ -99,18 +99,18 @@ def read_window(
 
 def probe(path: Path | str, *, time_limit: float = 30.0) -> Probe:
     """Duration and tracks. A missing track is None here; a file that is no media at all raises `ClipError`."""
-    with _open(Path(path), time.monotonic() + time_limit) as container:
-        video, audio = _video_of(container), next(iter(container.streams.audio), None)
+    with open_media(Path(path), time.monotonic() + time_limit) as container:
+        video, audio = video_of(container), next(iter(container.streams.audio), None)
         found: dict[str, Any] = {}
-        if video is not None:
+        if video is not None and video.codec_context:
             rate = video.average_rate
             found |= {"width": video.width, "height": video.height, "fps": float(rate) if rate else None}
-        if audio is not None:
+        if audio is not None and audio.codec_context:
             found |= {"sample_rate": audio.sample_rate, "channels": audio.channels}
         return Probe(
             container.duration / 1e6 if container.duration else None,
-            video and video.codec_context.name,
-            audio and audio.codec_context.name,
+            _codec(video),
+            _codec(audio),
             **found,
         )
 
@@ -120,7 +120,7 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
-        with _open(path, deadline) as container:
+        with open_media(path, deadline) as container:
             window = _Window(path, container, start, duration, deadline)
             if window.gather(back):
                 waveform = window.waveform()
@@ -133,18 +133,20 @@ class _Window:
 
     def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
         self.path, self.container, self.deadline = path, container, deadline
-        self.video: Any = _video_of(container)
+        self.video: Any = video_of(container)
         self.audio: Any = next(iter(container.streams.audio), None)
-        for stream, kind in ((self.video, "video"), (self.audio, "audio")):
+        streams: dict[str, Any] = {"video": self.video, "audio": self.audio}
+        for kind, stream in streams.items():
             if stream is None:
                 raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
             if stream.codec_context is None:
                 raise ClipError(path, f"unknown {kind} codec", "re-encode it, for example to H.264 and AAC")
         for stream in container.streams:
-            if stream not in (self.video, self.audio):
+            if stream not in streams.values():
                 stream.discard = require("av.stream").Discard.all
         self.video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
         self.video.codec_context.thread_count = 1
+        self.tick = {stream.index: float(stream.time_base) for stream in streams.values()}
         self.origin = (container.start_time or 0) / 1e6
         self.begin = self.origin + start
         self.end = self.begin + duration
@@ -152,15 +154,21 @@ class _Window:
         self.audio_packets: list[Any] = []
         self.at_end = False  # the file ended, or could not be read further, inside the window
 
+    def _span(self, packet: Any) -> tuple[float, float]:
+        """When a packet's content begins and ends, in seconds of the file's clock."""
+        tick = self.tick[packet.stream_index]
+        begin = packet.pts * tick
+        return begin, begin + (packet.duration or 0) * tick
+
     def gather(self, back: float) -> bool:
         """Collect the packets that the window needs; False if the seek landed behind the keyframe it needs."""
         from_start = self.begin - back <= self.origin
-        if not from_start:
-            self.container.seek(int((self.begin - back) / self.video.time_base), stream=self.video)
+        if not from_start and not self._seek(self.begin - back):
+            return False
         reached_v = reached_a = -math.inf
         held = 0
         for packet in self._demux():
-            begin, end = _span(packet)
+            begin, end = self._span(packet)
             if packet.stream is self.audio:
                 reached_a = max(reached_a, begin)
                 if end > self.begin - SLACK and begin < self.end:
@@ -173,12 +181,20 @@ class _Window:
                 if reached_v < self.end:  # the first one past the end tells how long the last is shown
                     self.video_packets.append(packet)
                     held += packet.size
-                reached_v = max(reached_v, packet.dts * float(packet.time_base) if packet.dts is not None else begin)
+                reached_v = max(reached_v, begin if packet.dts is None else packet.dts * self.tick[self.video.index])
             if held > HELD_MOST:
                 raise ClipError(self.path, "too much data in the window", "re-encode it with more keyframes")
             if min(reached_v, reached_a) >= self.end or max(reached_v, reached_a) >= self.end + PATIENCE:
-                return True
-        self.at_end = True
+                break
+        else:
+            self.at_end = True
+        return bool(self.video_packets) or from_start
+
+    def _seek(self, moment: float) -> bool:
+        try:
+            self.container.seek(int(moment / self.tick[self.video.index]), stream=self.video)
+        except require("av.error").FFmpegError:  # not every format can
+            return False
         return True
 
     def _demux(self) -> Iterator[Any]:
@@ -186,7 +202,7 @@ class _Window:
         av = require("av")
         try:
             for packet in self.container.demux(self.video, self.audio):
-                _check_time(self.path, self.deadline)
+                check_time(self.path, self.deadline)
                 if packet.size and packet.pts is not None:
                     yield packet
         except av.error.ExitError:
@@ -200,12 +216,13 @@ class _Window:
         sound = Sound(self.begin, self.end)
         hole = False
         for packet in self.audio_packets:
-            _check_time(self.path, self.deadline)
+            check_time(self.path, self.deadline)
             try:
-                frames = self.audio.codec_context.decode(packet)
+                frames = [] if packet.is_corrupt else self.audio.codec_context.decode(packet)
+                broken = packet.is_corrupt
             except av.error.InvalidDataError:
-                hole = hole or _span(packet)[1] > self.begin  # before that, a decoder may miss what it was not given
-                continue
+                frames, broken = [], True
+            hole = hole or (broken and self._span(packet)[1] > self.begin)  # earlier, it may lean on what was not read
             if frames and hole:
                 raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
             for frame in frames:
@@ -222,12 +239,16 @@ class _Window:
         """uint8 [N, 3, H, W], one for each wanted time."""
         packets = self.video_packets
         shown = sorted(
-            (p.pts, i) for i, p in enumerate(packets) if p.pts >= packets[0].pts and not p.is_discard
-        )  # frames that lead the first keyframe lean on what was not read
+            (p.pts, i)
+            for i, p in enumerate(packets)
+            if p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt
+        )  # frames before the first keyframe lean on what was not read
         if not shown:
             raise ClipError(self.path, "no video in the window", "choose another window or leave the file out")
-        tick = float(self.video.time_base)
-        _, last_end = _span(packets[shown[-1][1]])
+        tick = self.tick[self.video.index]
+        last, last_end = self._span(packets[shown[-1][1]])
+        if last_end == last:  # some formats keep no durations
+            last_end += 1 / float(self.video.average_rate or 25)
         begin, end = max(self.begin, shown[0][0] * tick), min(self.end, last_end)
         self._check_reached(self.video, end)
         if end <= begin:
@@ -251,15 +272,24 @@ class _Window:
         context, packets = self.video.codec_context, self.video_packets
         by_pts = {packets[i].pts: i for i in wanted}
         found: dict[int, Tensor] = {}
+        scaler = require("av.video.reformatter").VideoReformatter()  # kept: it costs more to set up than to use
         for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
             for i in [*range(begin, end + 1), None]:
-                _check_time(self.path, self.deadline)
+                check_time(self.path, self.deadline)
                 context.skip_frame = "NONREF" if exact_skip and i is not None and i not in wanted else "DEFAULT"
-                for frame in context.decode(None if i is None else packets[i]):
+                for frame in self._decoded(None if i is None else packets[i]):
                     if frame.pts in by_pts and not frame.is_corrupt:
-                        found[by_pts[frame.pts]] = picture(frame, self.video.sample_aspect_ratio, size)
+                        found[by_pts[frame.pts]] = picture(frame, scaler, self.video.sample_aspect_ratio, size)
             context.flush_buffers()
         return found
+
+    def _decoded(self, packet: Any) -> list[Any]:
+        try:
+            if packet is None or not packet.is_corrupt:
+                return list(self.video.codec_context.decode(packet))
+        except require("av.error").InvalidDataError as error:
+            raise ClipError(self.path, "damaged video", f"FFmpeg says {error.strerror!r}: fetch it again") from error
+        raise ClipError(self.path, "damaged video", "its container marks a broken packet: fetch it again")
 
     def _key(self, i: int) -> int:
         packets = self.video_packets
@@ -269,57 +299,14 @@ class _Window:
         """A file that ends before its header says is cut short; what it lacks is not made up."""
         if not self.at_end:
             return
-        if stream.duration:
+        if stream.duration and any(name in self.container.format.name for name in OWN_LENGTHS):
             stated = float(((stream.start_time or 0) + stream.duration) * stream.time_base)
         else:
             stated = self.origin + (self.container.duration or 0) / 1e6
             both = (*self.video_packets, *self.audio_packets)
-            reached = max(reached, *(_span(p)[1] for p in both)) if both else reached
+            reached = max(reached, *(self._span(p)[1] for p in both)) if both else reached
         if reached < min(self.end, stated) - SLACK:
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
-
-
-@contextmanager
-def _open(path: Path, deadline: float) -> Iterator[Any]:
-    _check_file(path)
-    av = require("av")
-    left = max(0.001, deadline - time.monotonic())
-    try:
-        # "file:" and the whitelist: a name or a playlist must not make FFmpeg reach for anything else
-        container = av.open(
-            f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="replace", timeout=left
-        )
-    except av.error.ExitError as error:
-        raise _late(path) from error
-    except av.error.FFmpegError as error:
-        remedy = "it is damaged, cut short or of another kind: fetch it again or leave it out"
-        raise ClipError(path, "not a media file", remedy) from error
-    try:
-        with container:
-            yield container
-    except av.error.ExitError as error:
-        raise _late(path) from error
-    except av.error.FFmpegError as error:
-        raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
-
-
-def _check_file(path: Path) -> None:
-    """What FFmpeg would wait for, or name badly, is refused before it sees it."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ClipError(path, "not a regular file", "give the path of a video file")
-        path.open("rb").close()
-    except FileNotFoundError as error:
-        if path.is_symlink():
-            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: mend it") from error
-        raise ClipError(path, "missing file", "check the path") from error
-    except PermissionError as error:
-        raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
-    except OSError as error:
-        raise ClipError(path, "unreadable file", f"the system says {error.strerror!r}: check the disk") from error
-    if not status.st_size:
-        raise ClipError(path, "empty file", "fetch it again")
 
 
 def _check_window(start: float, duration: float) -> None:
@@ -327,26 +314,8 @@ def _check_window(start: float, duration: float) -> None:
         raise ConfigError(f"a window starts at 0 s or later and has a length, not start={start} duration={duration}")
 
 
-def _check_time(path: Path, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise _late(path)
-
-
-def _late(path: Path) -> ClipError:
-    return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
-
-
-def _video_of(container: Any) -> Any:
-    """The first track of moving pictures; the cover of a song is none."""
-    return next((s for s in container.streams.video if not s.disposition & s.disposition.attached_pic), None)
-
-
-def _span(packet: Any) -> tuple[float, float]:
-    """When a packet's content begins and ends, in seconds of the file's clock."""
-    rate = packet.stream.average_rate if packet.stream.type == "video" else None
-    length = (packet.duration or 0) * float(packet.time_base) or (1 / float(rate) if rate else 0.0)
-    begin = packet.pts * float(packet.time_base)
-    return begin, begin + length
+def _codec(stream: Any) -> str | None:
+    return None if stream is None else stream.codec_context.name if stream.codec_context else "unknown"
 
 
 def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

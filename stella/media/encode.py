@@ -45,7 +45,7 @@ def encode(
             video.height, video.width = frames.shape[-2:]
             video.pix_fmt = "yuv420p"
             context = video.codec_context
-            context.thread_count = 1  # clips are written in parallel, and the same on every machine
+            context.thread_count = 1  # clips are written in parallel, not their frames
             context.colorspace = context.color_primaries = context.color_trc = BT601
             context.color_range = 1
             audio = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")

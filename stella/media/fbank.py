@@ -31,11 +31,11 @@ def fbank(
     `lengths` [B] says how many samples of each row count. Frames beyond them are zero before normalisation, so the
     padding is `-MEAN / STD` after it; longer clips are cut.
     """
-    if waveforms.dim() != 2 or waveforms.shape[1] < LENGTH:
+    if waveforms.dim() != 2 or not len(waveforms) or waveforms.shape[1] < LENGTH:
         raise StellaError(f"fbank takes waveforms [B, S] of at least {LENGTH} samples, not {list(waveforms.shape)}")
     waveforms = waveforms[:, : LENGTH + SHIFT * (frames - 1)].float()
     rows = max(1, CACHED // waveforms.shape[1]) if waveforms.device.type == "cpu" else len(waveforms)
-    spec = torch.cat([_log_mel(block, mels) for block in torch.split(waveforms, max(1, rows))])  # [B, time, mels]
+    spec = torch.cat([_log_mel(block, mels) for block in torch.split(waveforms, rows)])  # [B, time, mels]
     if lengths is not None:
         held = (lengths.to(spec.device) - LENGTH).div(SHIFT, rounding_mode="floor") + 1
         spec = spec.where((torch.arange(spec.shape[1], device=spec.device) < held[:, None])[..., None], 0.0)

@@ -1,0 +1,267 @@
+"""Every kind of bad file is decoded correctly or is one clear `ClipError`; nothing becomes a constant in silence."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from media_files import level_frame, tone, write
+
+from stella.errors import ClipError
+from stella.media.decode import Plan, decode, probe
+
+PLAN = Plan(0, 2.0, 4, 48, None)
+
+
+def refused(path: Path, plan: Plan = PLAN, **options: float) -> ClipError:
+    with pytest.raises(ClipError) as caught:
+        decode(path, plan, **options)
+    error = caught.value
+    assert str(path) in str(error) and error.reason in str(error) and error.remedy
+    assert "\n" not in str(error)
+    assert pickle.loads(pickle.dumps(error)).reason == error.reason  # travels from loader workers
+    return error
+
+
+def moving(count: int = 50) -> list[np.ndarray]:
+    return [level_frame(20 + 3 * i) for i in range(count)]
+
+
+def test_no_audio_track(tmp_path: Path) -> None:
+    assert refused(write(tmp_path / "a.mp4", moving(), None)).reason == "no audio track"
+
+
+def test_no_video_track(tmp_path: Path) -> None:
+    assert refused(write(tmp_path / "a.mp4", None, tone(2, 16000))).reason == "no video track"
+
+
+def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
+    path = tmp_path / "song.mp3"
+    with av.open(str(path), "w") as out:
+        sound = out.add_stream("mp3", rate=44100, layout="mono")
+        cover = out.add_stream("mjpeg")
+        cover.width, cover.height, cover.pix_fmt = 64, 48, "yuvj420p"
+        cover.disposition = 1 << 10
+        picture = av.VideoFrame.from_ndarray(level_frame(100), format="rgb24").reformat(format="yuvj420p")
+        picture.pts = 0
+        out.mux(cover.encode(picture))
+        out.mux(cover.encode())
+        raw = av.AudioFrame.from_ndarray(tone(2, 44100), format="fltp", layout="mono")
+        raw.sample_rate = 44100
+        out.mux(sound.encode(raw))
+        out.mux(sound.encode())
+    with av.open(str(path)) as container:
+        assert container.streams.video  # FFmpeg calls it one
+    assert refused(path).reason == "no video track"
+    assert probe(path).video is None
+
+
+def test_zero_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.touch()
+    assert refused(path).reason == "empty file"
+
+
+def test_text_named_mp4(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_text("This video is no longer available.\n" * 100)
+    assert refused(path).reason == "not a media file"
+
+
+def test_playlist_named_mp4_opens_nothing_else(tmp_path: Path) -> None:
+    real = write(tmp_path / "real.mp4", moving(), tone(2, 16000))
+    path = tmp_path / "a.mp4"
+    path.write_text(f"ffconcat version 1.0\nfile {real.name}\n")
+    refused(path)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.97])
+def test_truncated_mp4_without_its_index(tmp_path: Path, share: float) -> None:
+    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert refused(path).reason in ("not a media file", "truncated file")
+
+
+def faststart(path: Path) -> Path:
+    """A file whose index lies in front, of evenly filled seconds: what a broken download leaves is playable."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 40, (48, 64, 3), dtype=np.uint8)
+    frames = [np.roll(noise, i, 1) + np.uint8(2 * i) for i in range(100)]
+    write(path, frames, tone(4, 16000))
+    with (
+        av.open(str(path)) as source,
+        av.open(str(path.with_suffix(".f.mp4")), "w", options={"movflags": "faststart"}) as out,
+    ):
+        streams = {s.index: out.add_stream_from_template(s) for s in source.streams}
+        for packet in source.demux():
+            if packet.size:
+                packet.stream = streams[packet.stream_index]
+                out.mux(packet)
+    return path.with_suffix(".f.mp4").rename(path)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.8])
+def test_truncated_mp4_is_decoded_rightly_or_refused(tmp_path: Path, share: float) -> None:
+    path = faststart(tmp_path / "a.mp4")
+    early, late = Plan(0.0, 0.4, 3, 48, None), Plan(0.0, 4.0, 4, 48, None)
+    whole = decode(path, early)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert refused(path, late).reason == "truncated file"
+    clip = decode(path, early)  # what it still holds is what it held
+    assert clip.video.equal(whole.video) and clip.audio.equal(whole.audio)
+
+
+def test_damage_in_the_middle_is_refused_or_seen_right(tmp_path: Path) -> None:
+    path = faststart(tmp_path / "a.mp4")
+    plan = Plan(0.0, 0.4, 3, 48, None)
+    whole = decode(path, plan)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 3000] = bytes(3000)
+    path.write_bytes(content)
+    assert refused(path, Plan(0.0, 4.0, 40, 48, None)).reason in ("damaged video", "damaged audio")
+    assert decode(path, plan).video.equal(whole.video)
+
+
+@pytest.mark.parametrize(("codec", "pix_fmt"), [("mpeg4", "yuv420p"), ("libx264", "yuv444p")])
+def test_one_pixel_wide(tmp_path: Path, codec: str, pix_fmt: str) -> None:
+    for width, height, shape in ((1, 100, (96, 48)), (100, 1, (48, 96)), (1, 1, (48, 48))):
+        picture = np.full((height, width, 3), 120, np.uint8)
+        path = write(tmp_path / f"{width}x{height}.mkv", [picture] * 25, tone(1, 16000), codec=codec, pix_fmt=pix_fmt)
+        video = decode(path, PLAN).video
+        assert tuple(video.shape[-2:]) == shape
+        assert video.float().mean() == pytest.approx(120, abs=3) and video.float().std() < 3
+
+
+def test_missing_file_and_broken_link(tmp_path: Path) -> None:
+    assert refused(tmp_path / "none.mp4").reason == "missing file"
+    link = tmp_path / "link.mp4"
+    link.symlink_to(tmp_path / "gone.mp4")
+    error = refused(link)
+    assert error.reason == "broken link" and "gone.mp4" in error.remedy
+    loop = tmp_path / "loop.mp4"
+    loop.symlink_to(loop)
+    refused(loop)
+
+
+def test_what_is_not_a_file(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo.mp4"
+    os.mkfifo(fifo)
+    begin = time.monotonic()
+    assert refused(fifo).reason == "not a regular file"  # and does not wait for a writer
+    assert time.monotonic() - begin < 1
+    assert refused(tmp_path).reason == "not a regular file"
+    assert refused(Path("/dev/zero")).reason == "not a regular file"
+
+
+def test_names_that_ffmpeg_would_read_as_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "plain.mp4", moving(), tone(2, 16000)).rename("concat:a|b.mp4")
+    assert len(decode("concat:a|b.mp4", PLAN).video) == 4
+
+
+def test_unreadable_permission() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.mp4", moving(5), tone(1, 16000))
+        Path(folder).chmod(0o755)
+        path.chmod(0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)  # root may read anything
+        try:
+            assert refused(path).reason == "no permission"
+        finally:
+            os.seteuid(user)
+
+
+def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None = 10) -> Path:
+    """A long film made by writing a few packets over and over with new times; the sound is an 8 s tone, repeated."""
+    with av.open(str(path.with_suffix(".avi")), "w") as out:
+        video = out.add_stream("mpeg4", rate=fps, options={"g": "300", "bf": "0"})
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        for level in (60, 60):
+            frame = av.VideoFrame.from_ndarray(level_frame(level), format="rgb24").reformat(format="yuv420p")
+            out.mux(video.encode(frame))
+        out.mux(video.encode())
+    with av.open(str(path.with_suffix(".flac")), "w") as out:
+        sound = out.add_stream("flac", rate=8000, layout="mono", options={"frame_size": "64000"})
+        sound.codec_context.format = "s16"
+        raw = av.AudioFrame.from_ndarray((tone(8, 8000) * 32767).astype(np.int16), format="s16", layout="mono")
+        raw.sample_rate = 8000
+        out.mux(sound.encode(raw))
+        out.mux(sound.encode())
+    with (
+        av.open(str(path.with_suffix(".avi"))) as film,
+        av.open(str(path.with_suffix(".flac"))) as music,
+        av.open(str(path), "w") as out,
+    ):
+        key, delta = (bytes(p) for p in film.demux() if p.size)
+        note = next(bytes(p) for p in music.demux() if p.size)
+        video = out.add_stream_from_template(film.streams.video[0])
+        sound = out.add_stream_from_template(music.streams.audio[0])
+        for second in range(int(hours * 3600)):
+            if second % 8 == 0:
+                mux(out, sound, note, second * 8000, 64000, Fraction(1, 8000), True)
+            for i in range(second * fps, second * fps + fps):
+                is_key = i == 0 or (keyframe_every is not None and i % keyframe_every == 0)
+                mux(out, video, key if is_key else delta, i, 1, Fraction(1, fps), is_key)
+    return path
+
+
+def mux(out: object, stream: object, data: bytes, pts: int, duration: int, base: Fraction, is_key: bool) -> None:
+    packet = av.Packet(data)
+    packet.stream, packet.time_base, packet.is_keyframe = stream, base, is_key
+    packet.pts = packet.dts = pts
+    packet.duration = duration
+    out.mux(packet)
+
+
+MEASURE = """
+import resource, sys, time
+from stella.media.decode import Plan, decode
+def measure(path, start):
+    begin = time.perf_counter()
+    clip = decode(path, Plan(float(start), 10.24, 4, 48))
+    assert clip.video.float().mean().sub(60).abs() < 3 and len(clip.audio) == 163840 and clip.audio.std() > 0.3
+    return time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+measure(sys.argv[1], 5)
+print(*measure(sys.argv[1], 7), *measure(sys.argv[2], 32000))
+"""
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_ten_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> None:
+    short = endless(tmp_path / f"short.{suffix}", 1 / 60)
+    long = endless(tmp_path / f"long.{suffix}", 10.0)
+    assert probe(long).duration == pytest.approx(36000, rel=0.01)
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(short), str(long)], capture_output=True, text=True, check=True
+    )
+    short_s, short_mib, long_s, long_mib = map(float, run.stdout.split())
+    assert long_mib < short_mib + 16
+    assert long_s < short_s + 0.25
+
+
+def test_a_decode_that_takes_for_ever_meets_the_limit(tmp_path: Path) -> None:
+    path = endless(tmp_path / "a.mkv", 2.0, fps=25, keyframe_every=None)  # one keyframe, two hours before the window
+    begin = time.monotonic()
+    assert refused(path, Plan(7000.0, 5.0), time_limit=0.3).reason == "time limit"
+    assert time.monotonic() - begin < 1.5
+
+
+def test_limit_of_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    assert refused(path, time_limit=-1.0).reason == "time limit"
+
+
+def test_silent_file_is_decoded_not_refused(tmp_path: Path) -> None:
+    clip = decode(write(tmp_path / "a.mp4", moving(), np.zeros((1, 32000), np.float32)), PLAN)
+    assert len(clip.audio) == 32000 and clip.video.float().mean((1, 2, 3)).diff().min() > 10
