@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stella import losses, selection
 from stella.model.avm import AVM, score
-from stella.model.cav import CAV, CAVConfig, Pretrained, keep_count, split_by_noise, visible_count
+from stella.model.cav import CAV, CAVConfig, Pretrained, split_by_noise
 from stella.model.weights import load_into
 
 FOLDER = Path(os.environ.get("STELLA_GOLDEN", Path(__file__).parents[2] / "shared" / "golden" / "tiny"))
@@ -102,8 +102,8 @@ def test_retrieval_embeddings_are_the_mean_of_fusion_alone(golden: Golden) -> No
 def test_masked_pretraining_and_its_gradients(golden: Golden, case: str, norm_pix: bool) -> None:
     ratio = golden.sizes["mask_ratio"]
     noise_a, noise_v = golden[f"{case}.noise_audio"], golden[f"{case}.noise_video"]
-    split_a = split_by_noise(noise_a, visible_count(golden.config.patches_a, ratio))
-    split_v = split_by_noise(noise_v, visible_count(golden.config.patches_v, ratio))
+    split_a = split_by_noise(noise_a, selection.visible(golden.config.patches_a, ratio))
+    split_v = split_by_noise(noise_v, selection.visible(golden.config.patches_v, ratio))
     out = golden.model.pretrain(golden.a, golden.v, split_a, split_v)
     golden.close(out.z_a, f"{case}.pooled_audio")
     golden.close(out.z_v, f"{case}.pooled_video")
@@ -133,10 +133,10 @@ def _release_gradient(model: CAV, name: str) -> Tensor:
 def test_pretraining_on_selected_patches(golden: Golden) -> None:
     splits = {}
     for modality, patches in (("audio", golden.config.patches_a), ("video", golden.config.patches_v)):
-        kappa = keep_count(patches, golden.sizes["keep_ratio"])
-        selected = golden[f"select.order_{modality}"][:, :kappa]
-        visible = visible_count(patches, golden.sizes["mask_ratio"])
-        splits[modality] = split_by_noise(golden[f"select.noise_{modality}"], visible, selected)
+        order, noise = golden[f"select.order_{modality}"], golden[f"select.noise_{modality}"]
+        assert noise.shape[1] == selection.kappa(patches, golden.sizes["keep_ratio"])
+        visible = selection.visible(patches, golden.sizes["mask_ratio"])
+        splits[modality] = split_by_noise(noise, visible, order)
     out = golden.model.pretrain(golden.a, golden.v, splits["audio"], splits["video"])
     golden.close(out.z_a, "select.pooled_audio")
     golden.close(out.z_v, "select.pooled_video")
@@ -155,7 +155,7 @@ def test_queries_and_keys(golden: Golden) -> None:
 def test_importance_and_correlation(golden: Golden) -> None:
     beta, keep = golden.sizes["beta"], golden.sizes["keep_ratio"]
     qk = score(golden.model, golden.avm, golden.a, golden.v).qk
-    kappa_a, kappa_v = keep_count(golden.config.patches_a, keep), keep_count(golden.config.patches_v, keep)
+    kappa_a, kappa_v = selection.kappa(golden.config.patches_a, keep), selection.kappa(golden.config.patches_v, keep)
     importance_a, importance_v = selection.importance(qk.q_v, qk.k_a, beta), selection.importance(qk.q_a, qk.k_v, beta)
     golden.close(importance_a, "score.importance_audio")
     golden.close(importance_v, "score.importance_video")

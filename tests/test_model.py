@@ -6,14 +6,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from stella import losses
+from stella import losses, selection
 from stella.errors import ConfigError
 from stella.model.cav import (
     CAV,
@@ -22,10 +20,8 @@ from stella.model.cav import (
     Patches,
     Pretrained,
     Split,
-    keep_count,
     preset,
     split_by_noise,
-    visible_count,
 )
 from stella.model.vit import patchify_a, patchify_v, sincos_2d
 from stella.rng import generator
@@ -53,9 +49,9 @@ def halves(batch: int = 3) -> tuple[Split, Split]:
     """A fifth of the patches seen, three tenths reconstructed, half dropped."""
     splits = []
     for patches in (TOY.patches_a, TOY.patches_v):
-        selected = torch.rand(batch, patches, generator=generator(patches)).argsort(1)[:, : keep_count(patches, 0.5)]
-        noise = torch.rand(selected.shape, generator=generator("noise", patches))
-        splits.append(split_by_noise(noise, visible_count(patches, 0.8), selected))
+        order = torch.rand(batch, patches, generator=generator(patches)).argsort(1)
+        noise = torch.rand(batch, selection.kappa(patches, 0.5), generator=generator("noise", patches))
+        splits.append(split_by_noise(noise, selection.visible(patches, 0.8), order))
     return splits[0], splits[1]
 
 
@@ -117,17 +113,16 @@ def test_inputs_of_another_size_are_refused(model: CAV) -> None:
         model.patches_v(torch.zeros(1, 2, 3, 32, 32))
 
 
-@pytest.mark.parametrize("patches", range(6, 100, 7))
-def test_rounding_is_in_floating_point_as_written(patches: int) -> None:
-    assert visible_count(patches, 0.8) == math.floor(patches * 0.19999999999999996)
-    assert keep_count(patches, 0.5) == patches // 2
+def test_rounding_is_in_floating_point_as_written() -> None:
+    assert [selection.visible(n, 0.8) for n in (5, 10, 35, 128, 144, 512, 784)] == [0, 1, 6, 25, 28, 102, 156]
+    ratios = ((512, 0.375), (35, 0.625), (10, 0.7), (100, 0.29))
+    assert [selection.kappa(n, ratio) for n, ratio in ratios] == [192, 21, 7, 28]
 
 
-def test_rounding_where_it_matters() -> None:
-    assert [visible_count(n, 0.8) for n in (10, 512, 784, 35, 128, 144)] == [1, 102, 156, 6, 25, 28]
-    assert [keep_count(n, r) for n, r in ((512, 0.375), (35, 0.625), (10, 0.7), (100, 0.29))] == [192, 21, 7, 28]
-    with pytest.raises(ConfigError, match="leaves none of 5 patches visible"):
-        visible_count(5, 0.8)
+@pytest.mark.parametrize("visible", [0, 5])
+def test_a_split_without_visible_or_masked_patches_is_refused(visible: int) -> None:
+    with pytest.raises(ConfigError, match=f"{visible} patches of a clip are visible and {5 - visible} masked"):
+        split_by_noise(torch.rand(2, 5, generator=generator(0)), visible)
 
 
 # ---- patches and inputs
@@ -303,23 +298,6 @@ def test_clips_do_not_depend_on_their_batch(model: CAV) -> None:
             Split(split_v.visible[row], split_v.masked[row]),
         )
         assert_same(alone, Pretrained(**{k: t[row] for k, t in vars(whole).items()}))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(6, 40), st.floats(0.2, 1.0), st.integers(0, 1000))
-def test_splits_are_exact_and_name_no_patch_twice(batch: int, patches: int, keep: float, seed: int) -> None:
-    g = generator(seed)
-    kappa = max(keep_count(patches, keep), 2)
-    visible = min(visible_count(patches, 0.8), kappa)
-    selected = torch.rand(batch, patches, generator=g).argsort(1)[:, :kappa]
-    noise = torch.rand(batch, kappa, generator=g)
-    split = split_by_noise(noise, visible, selected)
-    assert split.visible.shape == (batch, visible)
-    assert split.masked.shape == (batch, kappa - visible)
-    for i in range(batch):
-        assert sorted(split.visible[i].tolist() + split.masked[i].tolist()) == sorted(selected[i].tolist())
-        seen = {selected[i, j].item() for j in noise[i].argsort()[:visible]}
-        assert set(split.visible[i].tolist()) == seen
 
 
 def test_dropped_patches_cost_nothing(model: CAV) -> None:

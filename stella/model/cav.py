@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stella import selection
 from stella.errors import ConfigError
 from stella.model.vit import Block, Fusion, chain, init_linear, patchify_a, patchify_v, sincos_2d
 
@@ -122,31 +123,20 @@ class Split:
     visible: Tensor  # int64 [B, Kvis]
     masked: Tensor  # int64 [B, Kmask]
 
-
-def visible_count(patches: int, mask_ratio: float) -> int:
-    """How many of all `patches` of a clip stay visible."""
-    count = int(patches * (1 - mask_ratio))  # in floating point as written: 10 patches at 0.8 leave 1, not 2
-    if count < 1:
-        raise ConfigError(
-            f"mask_ratio={mask_ratio} leaves none of {patches} patches visible; use a longer or larger input"
-        )
-    return count
+    def __post_init__(self) -> None:
+        visible, masked = self.visible.shape[1], self.masked.shape[1]
+        if not visible or not masked:
+            raise ConfigError(
+                f"{visible} patches of a clip are visible and {masked} masked, and neither may be none; "
+                "use a longer or larger input or another mask ratio"
+            )
 
 
-def keep_count(patches: int, keep_ratio: float) -> int:
-    """κ: how many of all `patches` of a clip are selected."""
-    return int(patches * keep_ratio)
-
-
-def split_by_noise(noise: Tensor, visible: int, selected: Tensor | None = None) -> Split:
-    """The `visible` smallest of uniform `noise` are seen, the others masked.
-
-    `noise` [B, K] is over all patches, or over the `selected` ones [B, K] (indices; in their order).
-    """
-    order = noise.argsort(1)
-    if selected is not None:
-        order = selected.gather(1, order)
-    return Split(order[:, :visible], order[:, visible:])
+def split_by_noise(noise: Tensor, visible: int, order: Tensor | None = None) -> Split:
+    """The `visible` smallest of uniform `noise` are seen: [B, L] over all patches, [B, κ] over the first of an order."""
+    if order is None:
+        return Split(*selection.random_mask(noise, visible))
+    return Split(*selection.split(order, noise, visible))
 
 
 @dataclass(frozen=True)
