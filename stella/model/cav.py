@@ -133,7 +133,7 @@ class Split:
 
 
 def split_by_noise(noise: Tensor, visible: int, order: Tensor | None = None) -> Split:
-    """The `visible` smallest of uniform `noise` are seen: [B, L] over all patches, [B, κ] over the first of an order."""
+    """The `visible` smallest of `noise` are seen: [B, L] over all patches, [B, κ] over the first of an order."""
     if order is None:
         return Split(*selection.random_mask(noise, visible))
     return Split(*selection.split(order, noise, visible))
