@@ -1,0 +1,63 @@
+"""The cue audit: how far perfect knowledge of one cue alone would go in a gallery.
+
+A is the mean of R@1, R@5 and R@10 over both directions, in percent. Where a cue ties clips, their order is a matter of
+chance, and the audit takes the expected recall. The figures stand beside every A that is reported on scenes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stella.data.scenes.draw import Draw
+from stella.data.scenes.source import Scenes
+
+RANKS = (1, 5, 10)
+Scores = NDArray[np.float64]  # [queries, gallery], higher is nearer
+
+
+def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
+    """Per task's own gallery, and for all of them `mixed`: A by chance and by timing, class, link and everything."""
+    drawn = {name: scenes.draw(range(len(scenes))) for name, scenes in galleries.items()}
+    table = {name: _ceilings([d]) for name, d in drawn.items()}
+    if len(drawn) > 1:
+        table["mixed"] = _ceilings(list(drawn.values()))
+    return table
+
+
+def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
+    def column(get: Callable[[Draw], NDArray[np.generic]]) -> NDArray[np.generic]:
+        return np.concatenate([get(d) for d in draws])
+
+    pattern = column(lambda d: d.pattern)
+    label = np.concatenate([d.label + 1000 * i for i, d in enumerate(draws)])
+    visible = column(lambda d: d.objects.visible[:, 0])  # [N, 5]
+    audible = column(lambda d: d.audible)  # [N, 4]
+    linked_v, linked_a = column(lambda d: d.linked_visible), column(lambda d: d.linked_audible)
+
+    # What the query's own class says its partner's quantity should be, against every clip of the gallery.
+    rows = np.arange(len(label))
+    cause, effect = visible[rows, linked_v], audible[rows, linked_a]
+    near_audio = -np.abs(cause[:, None] - audible[:, linked_a].T)  # video asks, audio answers
+    near_video = -np.abs(effect[:, None] - visible[:, linked_v].T)  # audio asks, video answers
+    same_time, same_class = _equal(pattern), _equal(label)
+    both = same_time + same_class == 2
+    return {
+        "chance": _mean_recall(np.zeros_like(same_time)),
+        "timing": _mean_recall(same_time),
+        "class": _mean_recall(same_class),
+        "link": (_mean_recall(near_audio) + _mean_recall(near_video)) / 2,
+        "everything": (_mean_recall(near_audio + 10.0 * both) + _mean_recall(near_video + 10.0 * both)) / 2,
+    }
+
+
+def _equal(values: NDArray[np.generic]) -> Scores:
+    return (values[:, None] == values[None]).astype(np.float64)
+
+
+def _mean_recall(scores: Scores) -> float:
+    """Expected mean of R@1/5/10 in percent, where query i's partner is gallery clip i and ties fall at random."""
+    own = np.diagonal(scores)[:, None]
+    ahead = (scores > own).sum(1)
+    tied = (scores == own).sum(1)  # the partner among them
+    return float(np.mean([np.clip((k - ahead) / tied, 0, 1).mean() for k in RANKS]) * 100)

@@ -1,0 +1,95 @@
+"""What there is to know: each class is a look, an action, a timbre and a link.
+
+A class's link ties one visible quantity to one audible quantity, and differs from class to class. Each of the eight
+looks of the tasks returns twice, later, with another action, another timbre and another link: learning the later class
+overwrites the earlier one. Only a look *together with* its action tells which class makes the sound.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+SHAPES = ("disc", "square", "triangle", "star", "cross", "hexagon", "flower", "gear", "drop", "heart")
+TEXTURES = ("stripes", "checks", "rings", "spokes", "dots", "waves", "bricks", "weave")
+ACTIONS = ("flash", "ripple", "swell", "bounce", "spin")
+VISIBLE = ("size", "hue", "height", "stretch", "grain")
+AUDIBLE = ("pitch", "tremolo", "brightness", "glide")
+TIMBRES = (
+    *("flute", "square", "saw", "bell", "organ", "hollow", "nasal", "buzz", "chord", "wind", "pluck", "metal"),
+    *("reed", "brass", "glass", "drone", "horn", "choir"),
+)
+# An action moves a quantity itself, so that quantity cannot be read while it acts.
+MOVED_BY = {"swell": "size", "bounce": "height", "flash": "hue", "spin": "grain"}
+
+
+@dataclass(frozen=True)
+class SceneClass:
+    shape: str
+    texture: str
+    action: str
+    timbre: str
+    visible: str  # the link: this visible quantity …
+    audible: str  # … sets this audible one
+
+    @property
+    def look(self) -> str:
+        return f"{self.texture} {self.shape}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.look}, {self.action}, {self.timbre}, {self.visible}→{self.audible}"
+
+
+_TABLE = """
+task1  disc     stripes  bounce  flute   hue      pitch
+task1  square   checks   flash   square  size     tremolo
+task1  triangle rings    spin    saw     height   brightness
+task1  star     dots     swell   bell    grain    glide
+
+task2  cross    weave    ripple  organ   size     pitch
+task2  hexagon  spokes   bounce  hollow  stretch  tremolo
+task2  flower   waves    flash   nasal   grain    brightness
+task2  gear     bricks   swell   buzz    hue      glide
+
+task3  disc     stripes  swell   chord   height   tremolo
+task3  triangle rings    bounce  wind    size     glide
+task3  cross    weave    spin    flute   hue      tremolo
+task3  flower   waves    ripple  square  stretch  pitch
+
+task4  square   checks   spin    pluck   hue      tremolo
+task4  star     dots     ripple  metal   height   pitch
+task4  hexagon  spokes   flash   saw     size     brightness
+task4  gear     bricks   bounce  bell    stretch  glide
+
+task5  disc     stripes  flash   nasal   grain    pitch
+task5  star     dots     bounce  organ   hue      brightness
+task5  hexagon  spokes   swell   chord   height   glide
+task5  flower   waves    spin    pluck   size     tremolo
+
+task6  square   checks   ripple  wind    stretch  tremolo
+task6  triangle rings    flash   metal   grain    brightness
+task6  cross    weave    bounce  buzz    hue      pitch
+task6  gear     bricks   spin    hollow  size     glide
+
+base   disc     checks   ripple  reed    size     pitch
+base   square   rings    bounce  brass   hue      brightness
+base   triangle stripes  flash   glass   height   tremolo
+base   star     spokes   spin    drone   stretch  pitch
+base   cross    dots     swell   horn    hue      glide
+base   hexagon  stripes  ripple  choir   grain    tremolo
+base   flower   checks   bounce  reed    size     glide
+base   gear     rings    flash   brass   stretch  brightness
+base   drop     stripes  spin    glass   hue      pitch
+base   drop     rings    swell   drone   height   brightness
+base   heart    dots     ripple  horn    size     tremolo
+base   heart    checks   bounce  choir   grain    pitch
+"""
+
+
+@cache
+def classes(task: str) -> tuple[SceneClass, ...]:
+    """The classes of `base` or of one of the six tasks."""
+    rows = [line.split() for line in _TABLE.splitlines() if line]
+    return tuple(SceneClass(*row[1:]) for row in rows if row[0] == task)
+
+
+TASKS = ("task1", "task2", "task3", "task4", "task5", "task6")

@@ -1,0 +1,103 @@
+"""Scenes as a source of clips, straight as tensors. Nothing downstream knows that they are synthetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stella.clip import SAMPLE_RATE, Clip, Labels
+from stella.data.scenes.classes import TASKS, classes
+from stella.data.scenes.draw import EASY, HARD, SLOTS, Draw, Variant, draw
+from stella.data.scenes.picture import pictures
+from stella.data.scenes.sound import waveforms
+from stella.errors import ConfigError
+
+TENTHS = 10
+
+
+@dataclass(frozen=True)
+class SceneSize:
+    pixels: int
+    duration: float  # seconds
+    frames: int = SLOTS
+    variant: Variant = EASY
+
+    @property
+    def frame_times(self) -> Tensor:
+        """When the sampled frames are taken, in clip lengths: the middle of each slot."""
+        return (torch.arange(self.frames) + 0.5) / self.frames
+
+    @property
+    def spec_frames(self) -> int:
+        return round(self.duration * 100)
+
+
+SIZES = {
+    "scenes": SceneSize(96, 2.56),
+    "scenes-hard": SceneSize(96, 2.56, variant=HARD),
+    "scenes-full": SceneSize(224, 10.24),
+    "scenes-full-hard": SceneSize(224, 10.24, variant=HARD),
+}
+
+
+class Scenes:
+    """One task's clips of one split. `scenes[i]` is a function of (seed, task, split, i) alone."""
+
+    def __init__(self, task: str, split: str, length: int, *, size: str = "scenes", seed: int = 0) -> None:
+        if size not in SIZES:
+            raise ConfigError(f"unknown scenes size {size!r}; choose one of {', '.join(SIZES)}")
+        if task not in (*TASKS, "base"):
+            raise ConfigError(f"unknown scenes task {task!r}; choose base or one of {', '.join(TASKS)}")
+        if length < 1:
+            raise ConfigError(f"scenes need at least one clip, not {length}")
+        self.task, self.split, self.size, self.seed = task, split, SIZES[size], seed
+        self._length = length
+        self._size_name = size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Clip:
+        if not 0 <= index < self._length:
+            raise IndexError(f"clip {index} of {self._length}")
+        d = self.draw([index])
+        device = torch.device("cpu")
+        picture = pictures(d, self.size.frame_times, self.size.pixels, device)
+        audio = waveforms(d, self.size.duration, SAMPLE_RATE, device)
+        name = classes(self.task)[int(d.label[0])].name
+        labels = Labels(name, self.task, picture.mask[0], torch.from_numpy(events(d)[0]))
+        return Clip(self.clip_id(index), picture.frames[0], audio[0], labels)
+
+    def clip_id(self, index: int) -> str:
+        return f"{self._size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
+
+    def draw(self, indices: Sequence[int]) -> Draw:
+        return draw(self.seed, self.task, self.split, indices, self.size.variant)
+
+    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Frames uint8 [B, T, 3, N, N] and waveforms float32 [B, S], in chunks that fit the cache or the card."""
+        device = torch.device(device)
+        chunk = 4 if device.type == "cpu" else 128
+        parts = []
+        for start in range(0, len(indices), chunk):
+            d = self.draw(indices[start : start + chunk])
+            frames = pictures(d, self.size.frame_times, self.size.pixels, device).frames
+            parts.append((frames, waveforms(d, self.size.duration, SAMPLE_RATE, device)))
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def film(self, index: int, fps: int = 25) -> Tensor:
+        """Every frame of a clip at a rate a person can watch, uint8 [N, 3, H, W]; sampled frames are among them."""
+        d = self.draw([index])
+        times = torch.arange(round(self.size.duration * fps)) / (self.size.duration * fps)
+        parts = times.split(16)
+        return torch.cat([pictures(d, t, self.size.pixels, torch.device("cpu")).frames[0] for t in parts])
+
+
+def events(d: Draw) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Which tenths of each clip hold a burst of the sounding object for at least a quarter of their time, [B, 10]."""
+    start = np.arange(TENTHS) / TENTHS
+    begin, end = d.onset[:, :, None], (d.onset + d.length)[:, :, None]
+    overlap = np.minimum(end, start + 1 / TENTHS) - np.maximum(begin, start)  # [B, 2, 10]
+    return np.asarray((overlap.clip(0).sum(1) * TENTHS) >= 0.25)
