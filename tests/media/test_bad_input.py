@@ -182,7 +182,7 @@ def test_unreadable_permission() -> None:
             os.seteuid(user)
 
 
-def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None = 10) -> Path:
+def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None = 10, sound_until: float = 1e9) -> Path:
     """A long film made by writing a few packets over and over with new times; the sound is an 8 s tone, repeated."""
     with av.open(str(path.with_suffix(".avi")), "w") as out:
         video = out.add_stream("mpeg4", rate=fps, options={"g": "300", "bf": "0"})
@@ -208,7 +208,7 @@ def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None =
         video = out.add_stream_from_template(film.streams.video[0])
         sound = out.add_stream_from_template(music.streams.audio[0])
         for second in range(int(hours * 3600)):
-            if second % 8 == 0:
+            if second % 8 == 0 and second < sound_until:
                 mux(out, sound, note, second * 8000, 64000, Fraction(1, 8000), True)
             for i in range(second * fps, second * fps + fps):
                 is_key = i == 0 or (keyframe_every is not None and i % keyframe_every == 0)
@@ -248,6 +248,15 @@ def test_ten_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> No
     short_s, short_mib, long_s, long_mib = map(float, run.stdout.split())
     assert long_mib < short_mib + 16
     assert long_s < short_s + 0.25
+
+
+def test_a_track_that_ended_hours_ago_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = endless(tmp_path / "a.mkv", 1.0, sound_until=8)
+    read = []
+    monkeypatch.setattr("stella.media.decode.check_time", lambda *_: read.append(1))
+    assert len(decode(path, Plan(0, 10.24, 4, 48)).audio) == 8 * 16000
+    assert len(read) < 100  # packets, of 3600
+    assert refused(path, Plan(3000, 10.24, 4, 48)).reason == "no audio in the window"
 
 
 def test_a_decode_that_takes_for_ever_meets_the_limit(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -24,8 +25,13 @@ def levels(video: torch.Tensor) -> list[float]:
     return video.float().mean((1, 2, 3)).tolist()
 
 
-def counting(count: int, step: int = 1, first: int = 20) -> list[np.ndarray]:
-    return [level_frame(first + step * i) for i in range(count)]
+def counting(count: int, step: int = 2) -> list[np.ndarray]:
+    """Frame i has grey level 20 + step · i, beginning anew at 220. Video keeps levels to ±1."""
+    return [level_frame(level(i, step)) for i in range(count)]
+
+
+def level(i: int, step: int = 2) -> int:
+    return 20 + step * i % 200
 
 
 # ── which frames ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -53,9 +59,9 @@ def test_plan_refuses_nonsense(bad: dict[str, float]) -> None:
 @pytest.mark.parametrize("gop", [1, 10, 250])
 @pytest.mark.parametrize("start", [0.0, 1.3, 4.0])
 def test_each_time_gets_the_frame_shown_then(tmp_path: Path, gop: int, start: float) -> None:
-    path = write(tmp_path / "a.mp4", counting(150, 1), tone(6, 16000), options={"g": str(gop), "crf": "10"})
+    path = write(tmp_path / "a.mp4", counting(150), tone(6, 16000), options={"g": str(gop), "crf": "10"})
     plan = Plan(start, 2.0, 5, 48, None)
-    shown = [20 + math.floor(t * 25 + 1e-6) for t in plan.times(start, start + 2)]
+    shown = [level(math.floor(t * 25 + 1e-6)) for t in plan.times(start, start + 2)]
     assert levels(decode(path, plan).video) == pytest.approx(shown, abs=1.0)
 
 
@@ -93,6 +99,17 @@ def test_formats_agree_after_a_seek(tmp_path: Path, name: str, codec: str, audio
     loud = (clip.audio.abs() > 0.2).nonzero()[0].item() / SAMPLE_RATE
     assert loud == pytest.approx(0.5, abs=0.03 + start)
     assert len(clip.audio) == SAMPLE_RATE
+
+
+@pytest.mark.parametrize("start", [2.5, 4.4, 5.9])
+def test_a_seek_that_lands_behind_the_keyframe_is_made_good(tmp_path: Path, start: float) -> None:
+    """Transport streams have no index: a seek lands anywhere, here in groups of three seconds."""
+    options = {"g": "75", "keyint_min": "75", "sc_threshold": "0"}
+    path = write(tmp_path / "a.ts", counting(200), tone(8, 48000), options=options, audio_codec="mp2", rate=48000)
+    offset = min(s.start_time * s.time_base for s in av.open(str(path)).streams)
+    late = float(av.open(str(path)).streams.video[0].start_time * Fraction(1, 90000) - offset)  # sound begins first
+    shown = [level(math.floor((t - late) * 25 + 1e-6)) for t in Plan(start, 0.4, 2, 48, None).times(start, start + 0.4)]
+    assert levels(decode(path, Plan(start, 0.4, 2, 48, None)).video) == pytest.approx(shown, abs=1)
 
 
 def test_skipping_unreferenced_frames_changes_no_pixel(tmp_path: Path) -> None:
@@ -155,6 +172,30 @@ def test_probe(tmp_path: Path) -> None:
     assert (found.fps, found.sample_rate, found.channels) == (25.0, 44100, 2)
     assert found.duration == pytest.approx(2, abs=0.1)
     assert probe(write(tmp_path / "b.mp4", counting(5), None)).audio is None
+
+
+def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> None:
+    """The B frames before its first keyframe lean on frames that were never recorded: they are not shown."""
+    options = {"bf": "2", "g": "12", "qmin": "1", "qmax": "2", "sc_threshold": "1000000000"}
+    path = tmp_path / "a.ts"
+    write(path, counting(100, 2), tone(4, 48000), codec="mpeg2video", options=options, audio_codec="mp2", rate=48000)
+    content = path.read_bytes()
+    for share in (0.2, 0.37, 0.5):
+        cut = tmp_path / "cut.ts"
+        cut.write_bytes(content[int(share * len(content)) // 188 * 188 :])
+        seen = levels(read_window(cut, 0, 1.2, 25, 48)[0])
+        assert len(seen) >= 6
+        assert np.diff(seen) == pytest.approx(2 * np.ones(len(seen) - 1), abs=1.0)
+
+
+def test_edit_list_hides_the_first_frames(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp4", counting(50, 3), tone(2, 16000), options={"bf": "0"})
+    content = bytearray(path.read_bytes())
+    place = content.index(b"elst") + 16  # version and flags, count, duration, then where the media begins
+    assert content[place : place + 4] == bytes(4)
+    content[place : place + 4] = (10 * 512).to_bytes(4, "big")
+    path.write_bytes(content)
+    assert levels(decode(path, Plan(0.0, 0.4, 2, 48, None)).video) == pytest.approx([20 + 3 * 12, 20 + 3 * 17], abs=2)
 
 
 # ── the picture ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -284,6 +325,27 @@ def test_sound_that_begins_late_stays_in_its_place(tmp_path: Path) -> None:
     audio = decode(path, ALL).audio
     assert (audio.abs() > 0.1).nonzero()[0].item() == pytest.approx(0.8 * SAMPLE_RATE, abs=40)
     assert audio[: int(0.75 * SAMPLE_RATE)].abs().max() == 0
+
+
+def test_a_gap_in_the_sound_stays_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as out:
+        video, sound = out.add_stream("libx264", rate=25), out.add_stream("pcm_s16le", rate=16000, layout="mono")
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        for pixels in counting(75):
+            out.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        out.mux(video.encode())
+        for begin in (0, 32000):
+            samples = (tone(1, 16000) * 32767).astype(np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 16000, begin, Fraction(1, 16000)
+            for packet in sound.encode(frame):
+                packet.pts = packet.dts = begin
+                out.mux(packet)
+    audio = decode(path, ALL).audio
+    assert len(audio) == 48000
+    assert audio[16100:31900].abs().max() == 0
+    torch.testing.assert_close(audio[32000:], audio[:16000], atol=1e-4, rtol=0)
 
 
 def test_sound_shorter_than_the_window_is_shorter(tmp_path: Path) -> None:
