@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from media_files import level_frame, tone, write
 
-from stella.errors import ClipError
+from stella.errors import ClipError, MissingExtraError
 from stella.media.decode import Plan, decode, probe
 
 PLAN = Plan(0, 2.0, 4, 48, None)
@@ -269,6 +269,13 @@ def test_a_decode_that_takes_for_ever_meets_the_limit(tmp_path: Path) -> None:
 def test_limit_of_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
     assert refused(path, time_limit=-1.0).reason == "time limit"
+
+
+def test_without_av_the_package_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match="pip install av"):
+        decode(path, PLAN)
 
 
 def test_silent_file_is_decoded_not_refused(tmp_path: Path) -> None:
