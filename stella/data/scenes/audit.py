@@ -52,7 +52,8 @@ def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
 
 
 def _equal(values: NDArray[np.generic]) -> Scores:
-    return (values[:, None] == values[None]).astype(np.float64)
+    same: Scores = (values[:, None] == values[None]).astype(np.float64)
+    return same
 
 
 def _mean_recall(scores: Scores) -> float:

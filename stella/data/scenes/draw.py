@@ -92,15 +92,15 @@ def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Vari
     audible[rows, linked_a] = np.clip(cause + stray, 0, 1)
 
     pattern = u.below(len(PATTERNS))
-    length = LONGEST - 0.2 * u(2) / SLOTS
+    length = np.float32(LONGEST) - 0.2 * u(2) / SLOTS
     centre = (PATTERNS[pattern].astype(np.float32) + 0.5 + 0.12 * (u(2) - 0.5)) / SLOTS
     heard = u() < variant.offscreen
     return Draw(
         key=u.keys,
         label=label,
         pattern=pattern,
-        onset=centre - length / 2,
-        length=length,
+        onset=(centre - length / 2).astype(np.float32),
+        length=length.astype(np.float32),
         action=of_class(ACTIONS, "action"),
         timbre=of_class(TIMBRES, "timbre"),
         audible=audible,

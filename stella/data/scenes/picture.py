@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stella.data.scenes.classes import ACTIONS, SHAPES, TEXTURES, VISIBLE
+from stella.data.scenes.classes import ACTIONS, SHAPES, TEXTURES
 from stella.data.scenes.draw import Draw
 
 _ANGLES = 512
@@ -78,11 +78,11 @@ def pictures(draw: Draw, times: Tensor, pixels: int, device: torch.device) -> Pi
     grid = (torch.arange(pixels, device=device) + 0.5) / pixels
     frame = _Frame(grid, grid, _acting(draw, times.to(device)), times.to(device))
     image = _background(draw, frame)  # [B, 3, T, N, N]
-    mask = torch.zeros(())
-    for o in reversed(range(draw.objects.shape.shape[1])):  # the sounding one last: nothing hides it
-        mask = _paint(image, draw, o, frame)
+    for o in reversed(range(1, draw.objects.shape.shape[1])):
+        _paint(image, draw, o, frame)
+    cover = _paint(image, draw, 0, frame)  # the sounding one last: nothing hides it
     frames = image.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
-    return Pictures(frames.transpose(1, 2).contiguous(), mask > 0.5)
+    return Pictures(frames.transpose(1, 2).contiguous(), cover > 0.5)
 
 
 def _acting(draw: Draw, times: Tensor) -> Tensor:
@@ -106,62 +106,76 @@ def _background(draw: Draw, frame: _Frame) -> Tensor:
     return torch.lerp(dark, light + 0.14, mix)
 
 
+class _Body(NamedTuple):
+    """Where the pixels of a frame lie on an object, each [B, T, N, N]."""
+
+    x: Tensor  # in the object's own coordinates: turned, stretched, radius 1
+    y: Tensor
+    radius: Tensor
+    angle: Tensor  # in turns, -0.5 … 0.5
+    beyond: Tensor  # how far outside the outline, in radii
+
+
 def _paint(image: Tensor, draw: Draw, o: int, frame: _Frame) -> Tensor:
     """Paint object `o` of every clip onto the image; returns how much of each pixel it covers, [B, T, N, N]."""
     device, objects = image.device, draw.objects
     present, shape, texture, x, shade, turn = (
-        torch.as_tensor(a[:, o]).to(device)[:, None]
+        torch.as_tensor(a[:, o]).to(device)[:, None, None, None]
         for a in (objects.present, objects.shape, objects.texture, objects.x, objects.shade, objects.angle)
-    )  # [B, 1]
-    size, hue, height, stretch, grain = torch.as_tensor(objects.visible[:, o]).to(device).T[:, :, None]
+    )  # [B, 1, 1, 1]
+    visible = torch.as_tensor(objects.visible[:, o]).to(device)
+    size, hue, height, stretch, grain = visible.mT[:, :, None, None, None]
     action = torch.as_tensor(draw.action).to(device)[:, None]
-
     act = frame.act if o == 0 else torch.zeros_like(frame.act[:, :1])  # silent objects are painted once for all frames
+    flash, ripple, swell, bounce, spin = (
+        (act * (action == ACTIONS.index(name)))[:, :, None, None]
+        for name in ("flash", "ripple", "swell", "bounce", "spin")
+    )  # [B, T, 1, 1]
 
-    def doing(name: str) -> Tensor:  # [B, T]
-        return act * (action == ACTIONS.index(name))
+    unit = draw.scale * (0.12 + 0.1 * size) * (1 + 0.45 * swell)
+    centre = (x, 0.78 - 0.46 * height - 0.15 * bounce)
+    body = _body(frame, centre, turn + math.pi / 2 * spin, unit, 2 ** (1.3 * (stretch - 0.5)), shape)
+    cover: Tensor = (0.5 - body.beyond * unit * len(frame.x)).clamp(0, 1) * present  # antialiased over one pixel
 
-    radius = draw.scale * (0.12 + 0.1 * size) * (1 + 0.45 * doing("swell"))
-    cy = 0.78 - 0.46 * height - 0.15 * doing("bounce")
-    aspect = 2 ** (1.3 * (stretch - 0.5))
-
-    def per_pixel(value: Tensor) -> Tensor:  # [B, T] or [B, 1] -> [B, T, 1, 1]
-        return value[:, :, None, None]
-
-    dx, dy = frame.x - per_pixel(x), frame.y[:, None] - per_pixel(cy)
-    turned = per_pixel(turn + math.pi / 2 * doing("spin"))
-    cos, sin = torch.cos(turned), torch.sin(turned)
-    unit = per_pixel(radius)
-    px = (cos * dx + sin * dy) / (unit * per_pixel(aspect).sqrt())  # the object's own coordinates, outline near 1
-    py = (cos * dy - sin * dx) / unit * per_pixel(aspect).sqrt()
-    rho = torch.sqrt(px * px + py * py)
-    angle = torch.atan2(py, px) / (2 * math.pi)  # turns, -0.5 … 0.5
-    reach = _outlines(device)[per_pixel(shape).expand_as(angle), (angle * _ANGLES).long() % _ANGLES]
-    beyond = rho - reach  # how far outside the outline, in radii
-    edge = unit * len(frame.x)  # one radius in pixels
-    cover = (0.5 - beyond * edge).clamp(0, 1) * per_pixel(present)
-
-    if o == 0:
-        glow = torch.exp(-3 * beyond.clamp_min(0)) * per_pixel(doing("flash"))
-        rings = (beyond > 0.15) * (beyond < 1) * (torch.sin(beyond * 6 * math.pi) > 0) * per_pixel(doing("ripple"))
-        rim = (beyond < 0.22) * per_pixel(doing("swell"))
-        trail = (px.abs() < 0.8) * (torch.sin(px * 5 * math.pi) > 0) * (py > 0) * (py < 2) * per_pixel(doing("bounce"))
+    pattern = _texture(body, texture, 0.8 * 3**grain)
+    if o == 0:  # the marks of acting, each of which shows in single patches too
+        glow = torch.exp(-3 * body.beyond.clamp_min(0)) * flash
+        rings = (body.beyond > 0.15) * (body.beyond < 1) * (torch.sin(body.beyond * 6 * math.pi) > 0) * ripple
+        rim = (body.beyond < 0.22) * swell
+        trail = (body.x.abs() < 0.8) * (torch.sin(body.x * 5 * math.pi) > 0) * (body.y > 0) * (body.y < 2) * bounce
         marks = torch.maximum(torch.maximum(glow, rings), torch.maximum(rim, trail))
         image.lerp_(torch.ones((), device=device), (0.85 * marks)[:, None])
-    waves = _waves(device)[texture]  # [B, 1, 2, 5]
-    cycles = 0.8 * 3**grain
-    pattern = torch.ones_like(rho)
-    for w in range(2):
-        wx, wy, wr, wa, bend = (per_pixel(waves[:, :, w, k]) for k in range(5))
-        run = per_pixel(cycles) * (wx * px + wy * py + wr * rho)
-        pattern = pattern * torch.cos(2 * math.pi * (run + wa * angle + bend * torch.sin(2 * math.pi * px)))
-    if o == 0:  # spinning blurs a texture into a two-armed whirl
-        pattern = torch.lerp(pattern, torch.cos(2 * math.pi * (2 * angle + 0.8 * rho)), per_pixel(doing("spin")))
-    tone = per_pixel(shade) * (0.62 + 0.38 * torch.tanh(3 * pattern))
-    flash = per_pixel(0.75 * doing("flash"))[:, None]
-    paint = torch.lerp(_rgb(0.8 * hue)[:, :, :, None, None] * tone[:, None], torch.ones((), device=device), flash)
+        whirl = torch.cos(2 * math.pi * (2 * body.angle + 0.8 * body.radius))
+        pattern = torch.lerp(pattern, whirl, spin)
+    tone = shade * (0.62 + 0.38 * torch.tanh(3 * pattern))
+    colour = _rgb(0.8 * hue[:, 0, 0])[:, :, None, None]  # [B, 3, 1, 1, 1]
+    paint = torch.lerp(colour * tone[:, None], torch.ones((), device=device), 0.75 * flash[:, None])
     image.lerp_(paint, cover[:, None])
     return cover
+
+
+def _body(
+    frame: _Frame, centre: tuple[Tensor, Tensor], turn: Tensor, unit: Tensor, aspect: Tensor, shape: Tensor
+) -> _Body:
+    dx, dy = frame.x - centre[0], frame.y[:, None] - centre[1]
+    cos, sin = torch.cos(turn), torch.sin(turn)
+    x = (cos * dx + sin * dy) / (unit * aspect.sqrt())
+    y = (cos * dy - sin * dx) / unit * aspect.sqrt()
+    radius = torch.sqrt(x * x + y * y)
+    angle = torch.atan2(y, x) / (2 * math.pi)
+    reach = _outlines(x.device)[shape.expand_as(angle), (angle * _ANGLES).long() % _ANGLES]
+    return _Body(x, y, radius, angle, radius - reach)
+
+
+def _texture(body: _Body, texture: Tensor, cycles: Tensor) -> Tensor:
+    """The object's surface, -1 … 1."""
+    waves = _waves(body.x.device)[texture]  # [B, 1, 1, 1, 2, 5]
+    pattern = torch.ones_like(body.x)
+    for w in range(2):
+        wx, wy, wr, wa, bend = waves[..., w, :].unbind(-1)
+        run = cycles * (wx * body.x + wy * body.y + wr * body.radius) + wa * body.angle
+        pattern = pattern * torch.cos(2 * math.pi * (run + bend * torch.sin(2 * math.pi * body.x)))
+    return pattern
 
 
 def _rgb(hue: Tensor) -> Tensor:
@@ -169,6 +183,3 @@ def _rgb(hue: Tensor) -> Tensor:
     corner = torch.tensor([0.0, 2 / 3, 1 / 3], device=hue.device)[:, None]  # red, green, blue
     wave = ((hue[:, None] + corner) % 1 * 6 - 3).abs() - 1
     return 0.1 + 0.9 * wave.clamp(0, 1)
-
-
-assert set(VISIBLE) == {"size", "hue", "height", "stretch", "grain"}

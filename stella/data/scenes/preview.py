@@ -48,7 +48,9 @@ def _spectrogram(axis, clip: Clip, seconds: float) -> None:  # type: ignore[no-u
     if clip.labels.events is not None:
         for tenth in torch.nonzero(clip.labels.events)[:, 0].tolist():
             start = tenth * seconds / TENTHS
-            axis.plot([start, start + seconds / TENTHS], [125, 125], color="#4cc9f0", linewidth=4, solid_capstyle="butt")
+            axis.plot(
+                [start, start + seconds / TENTHS], [125, 125], color="#4cc9f0", linewidth=4, solid_capstyle="butt"
+            )
     axis.set(yticks=[], xlim=(0, seconds))
     axis.tick_params(labelsize=7)
     axis.set_ylabel("mel", fontsize=7)

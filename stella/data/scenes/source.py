@@ -91,7 +91,7 @@ class Scenes:
         """Every frame of a clip at a rate a person can watch, uint8 [N, 3, H, W]; sampled frames are among them."""
         d = self.draw([index])
         times = torch.arange(round(self.size.duration * fps)) / (self.size.duration * fps)
-        parts = times.split(16)
+        parts = [times[i : i + 16] for i in range(0, len(times), 16)]
         return torch.cat([pictures(d, t, self.size.pixels, torch.device("cpu")).frames[0] for t in parts])
 
 
