@@ -106,13 +106,12 @@ def draw_time_chunks(importance: Tensor, pruned: Tensor, noise: Tensor, num_freq
     Where the time steps do not divide by `chunk` the last chunk is shorter, and its mean is over what it has.
     """
     importance = _positive(importance)
-    batch, length = importance.shape
-    by_time = importance.reshape(batch, -1, num_freq).mean(dim=2)  # [B, time]
-    by_chunk = F.avg_pool1d(by_time.unsqueeze(1), chunk, ceil_mode=True).squeeze(1)  # [B, chunks]
+    size = chunk * num_freq
+    by_chunk = F.avg_pool1d(importance.unsqueeze(1), size, ceil_mode=True).squeeze(1)  # [B, chunks]
     drawn = _race(by_chunk, noise).argsort(dim=1, descending=True, stable=True)
-    # An index, not repeat_interleave and a cut: of that, torch 2.13 compiled for CPUs leaves the last values unwritten.
-    chunk_of = torch.arange(length, device=importance.device) // (chunk * num_freq)  # [L]
-    return _order(drawn.argsort(dim=1)[:, chunk_of], pruned, importance)
+    # Gathered, not repeat_interleave and a cut: of that, torch 2.13 compiled for CPUs leaves the last values unwritten.
+    chunk_of = (torch.arange(importance.shape[1], device=importance.device) // size).expand(importance.shape)  # [B, L]
+    return _order(drawn.argsort(dim=1).int().gather(1, chunk_of), pruned, importance)
 
 
 def draw_freq_chunks(importance: Tensor, pruned: Tensor, noise: Tensor, num_freq: int, chunk: int) -> Tensor:
