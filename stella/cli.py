@@ -1,9 +1,14 @@
 """The command line: thin commands over the library. Heavy imports happen inside the command that needs them."""
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from stella.errors import StellaError
 
@@ -13,14 +18,151 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
 scenes_app = typer.Typer(help="The embedded benchmark: procedural clips, no download.", no_args_is_help=True)
-app.add_typer(scenes_app, name="scenes")
+app.add_typer(scenes_app, name="scenes", rich_help_panel="Data")
+console = Console()
+
+Size = Annotated[str, typer.Option(help="scenes, scenes-hard, scenes-full or scenes-full-hard.")]
+Seed = Annotated[int, typer.Option(help="Of the scenes; another seed is another set of clips.")]
+Split = Annotated[str, typer.Option(help="train or eval.")]
+
+
+@scenes_app.command("preview")
+def scenes_preview(
+    out: Annotated[Path, typer.Option(help="Folder for the sheet and the film.")] = Path("preview"),
+    task: Annotated[str, typer.Option(help="base, or task1 … task6.")] = "task1",
+    clips: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
+    size: Size = "scenes",
+    split: Split = "eval",
+    seed: Seed = 0,
+) -> None:
+    """Write a contact sheet (frames with the sounding object outlined, spectrograms) and a film to watch and hear."""
+    from stella.data.scenes import Scenes
+    from stella.data.scenes.preview import contact_sheet, film
+
+    scenes = Scenes(task, split, clips, size=size, seed=seed)
+    out.mkdir(parents=True, exist_ok=True)
+    sheet, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
+    contact_sheet([scenes[i] for i in range(clips)], sheet, f"{size} · {task} · {split} · seed {seed}")
+    film(scenes, range(clips), movie)
+    console.print(f"{sheet}  contact sheet: the sounding object outlined, events in blue", highlight=False)
+    console.print(f"{movie}  the same clips to watch and hear", highlight=False)
+
+
+@scenes_app.command("audit")
+def scenes_audit(
+    clips: Annotated[int, typer.Option(min=10, help="Gallery clips per task.")] = 240,
+    size: Size = "scenes",
+    seed: Seed = 0,
+) -> None:
+    """What perfect knowledge of one cue alone would score: read it next to every A."""
+    from stella.data.scenes import TASKS, Scenes
+    from stella.data.scenes.audit import audit
+
+    table = Table(
+        title=f"Cue audit of {size}: A (mean of R@1/5/10, both ways, %) by one cue alone, {clips} clips per task",
+        caption="Each query has one right answer. Ties fall at random.",
+    )
+    rows = audit({task: Scenes(task, "eval", clips, size=size, seed=seed) for task in TASKS})
+    for heading in ("gallery", *next(iter(rows.values()))):
+        table.add_column(heading, justify="left" if heading == "gallery" else "right")
+    for name, ceilings in rows.items():
+        table.add_row(name, *(f"{value:.1f}" for value in ceilings.values()))
+    console.print(table)
+
+
+@scenes_app.command("render")
+def scenes_render(
+    out: Annotated[Path, typer.Argument(help="Folder to fill.")],
+    task: Annotated[str, typer.Option(help="base, or task1 … task6.")] = "task1",
+    clips: Annotated[int, typer.Option(min=1, help="How many.")] = 40,
+    size: Size = "scenes",
+    split: Split = "train",
+    seed: Seed = 0,
+) -> None:
+    """Write scenes as ordinary video files (H.264 and AAC), each with a JSON beside it, in a folder for each class."""
+    from rich.progress import track
+
+    from stella.data.scenes import Scenes
+    from stella.data.scenes.export import export
+
+    scenes = Scenes(task, split, clips, size=size, seed=seed)
+    for _ in track(export(scenes, out), f"Rendering {task}", total=clips, console=console):
+        pass
+    console.print(f"{clips} clips in {out}", highlight=False)
+
+
+@app.command(rich_help_panel="Data")
+def prepare(
+    src: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    labels: Annotated[Path | None, typer.Option(help="CSV of file,label[,task]; else sub-folders are labels.")] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a clip.")] = 10.24,
+    split: Annotated[bool, typer.Option(help="Cut long videos into consecutive clips.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+) -> None:
+    """Turn videos into shards that load fast. Stop it when you like: the same command goes on where it was."""
+    from stella.data.prepare import prepare as run
+
+    summary = run(src, dst, labels_csv=labels, seconds=seconds, split=split, workers=workers)
+    console.print(str(summary), highlight=False)
+
+
+@app.command(rich_help_panel="Data")
+def look(
+    src: Annotated[Path, typer.Argument(help="Folder of videos, or of shards.")],
+    out: Annotated[Path, typer.Option(help="The contact sheet to write.")] = Path("look.png"),
+    clips: Annotated[int, typer.Option(min=1, help="How many to show.")] = 8,
+) -> None:
+    """Show clips of your own videos as a model gets them, and say which cannot be used and why."""
+    from stella.data.folder import Folder
+    from stella.data.scenes.preview import contact_sheet
+    from stella.data.shards import Shards
+    from stella.data.skipped import spell
+    from stella.errors import ClipError
+
+    shards = src.is_dir() and any(src.glob("shard-*.tar"))
+    source: Folder | Shards = Shards(src) if shards else Folder(src)
+    good, bad = [], []
+    for index in _spread(len(source), clips):
+        try:
+            good.append(source[index])
+        except ClipError as error:
+            bad.append(error)
+            console.print(f"[yellow]skipped[/] {escape(str(error))}", highlight=False)
+    if not good:
+        raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
+    contact_sheet(good, out, f"{src.name} · {len(source)} clips")
+    counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
+    tail = f"; skipped: {spell(counts)}" if bad else ""
+    console.print(f"{out}  {len(good)} of {len(source)} clips{tail}", highlight=False)
+
+
+@app.command(rich_help_panel="Models")
+def weights(file: Annotated[Path, typer.Argument(help="safetensors, or a PyTorch checkpoint.")]) -> None:
+    """Tell what a weight file is: format, sizes, parameters, and where it comes from."""
+    from stella.model.weights import describe
+
+    found = describe(file)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("format", found.format)
+    table.add_row("parameters", f"{found.parameters:,} in {found.tensors} tensors ({', '.join(found.dtypes)})")
+    table.add_row("matching module", "yes" if found.has_avm else "no")
+    for name, value in (*found.sizes.items(), *found.extra.items()):
+        table.add_row(name, escape(str(value)))
+    console.print(table, highlight=False)
+
+
+def _spread(length: int, count: int) -> Iterable[int]:
+    """`count` positions spread evenly over `length`."""
+    return [i * length // min(count, length) for i in range(min(count, length))]
 
 
 def main() -> None:
     try:
         app()
     except StellaError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
