@@ -40,14 +40,14 @@ def scenes_preview(
 ) -> None:
     """Write a contact sheet (frames with the sounding object outlined, spectrograms) and a film to watch and hear."""
     from stella.data.scenes import Scenes
-    from stella.data.scenes.preview import contact_sheet, film
+    from stella.data.scenes.preview import film, sheet
 
     scenes = Scenes(task, split, clips, size=size, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
-    sheet, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
-    contact_sheet([scenes[i] for i in range(clips)], sheet, f"{size} · {task} · {split} · seed {seed}")
+    picture, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
+    sheet(scenes, range(clips), picture)
     film(scenes, range(clips), movie)
-    console.print(f"{sheet}  contact sheet: the sounding object outlined, events in blue", highlight=False)
+    console.print(f"{picture}  contact sheet: the sounding object outlined, events in blue", highlight=False)
     console.print(f"{movie}  the same clips to watch and hear", highlight=False)
 
 
@@ -118,10 +118,10 @@ def look(
 ) -> None:
     """Show clips of your own videos as a model gets them, and say which cannot be used and why."""
     from stella.data.folder import Folder
-    from stella.data.scenes.preview import contact_sheet
     from stella.data.shards import Shards
     from stella.data.skipped import spell
     from stella.errors import ClipError
+    from stella.report.sheet import contact_sheet
 
     shards = src.is_dir() and any(src.glob("shard-*.tar"))
     source: Folder | Shards = Shards(src) if shards else Folder(src)

@@ -6,54 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE, Clip
-from stella.data.scenes.source import TENTHS, Scenes
-from stella.media.fbank import fbank
+from stella.data.scenes.source import Scenes
+from stella.report.sheet import contact_sheet
 
 
-def contact_sheet(clips: Sequence[Clip], path: Path, title: str) -> None:
-    """One row a clip: its frames with the sounding object outlined, its spectrogram with the events marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    frames = len(clips[0].video)
-    figure, axes = plt.subplots(
-        len(clips),
-        frames + 1,
-        figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5),
-        width_ratios=[1.0] * frames + [2.9],
-        squeeze=False,
-        layout="constrained",
-    )
-    figure.suptitle(title, fontsize=11)
-    for row, clip in zip(axes, clips, strict=True):
-        seconds = len(clip.audio) / SAMPLE_RATE
-        for i, axis in enumerate(row[:frames]):
-            axis.imshow(clip.video[i].permute(1, 2, 0))
-            if clip.labels.mask is not None and clip.labels.mask[i].any():
-                axis.contour(clip.labels.mask[i].float(), levels=[0.5], colors="white", linewidths=1.2)
-            axis.set_xlabel(f"{(i + 0.5) / frames * seconds:.2f} s", fontsize=7, labelpad=1)
-            axis.set(xticks=[], yticks=[])
-        row[0].set_title(clip.labels.name or clip.id, fontsize=8, loc="left")
-        _spectrogram(row[frames], clip, seconds)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _spectrogram(axis, clip: Clip, seconds: float) -> None:  # type: ignore[no-untyped-def]
-    spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
-    axis.imshow(spec.T, origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
-    if clip.labels.events is not None:
-        for tenth in torch.nonzero(clip.labels.events)[:, 0].tolist():
-            start = tenth * seconds / TENTHS
-            axis.plot(
-                [start, start + seconds / TENTHS], [125, 125], color="#4cc9f0", linewidth=4, solid_capstyle="butt"
-            )
-    axis.set(yticks=[], xlim=(0, seconds))
-    axis.tick_params(labelsize=7)
-    axis.set_ylabel("mel", fontsize=7)
+def sheet(scenes: Scenes, indices: Sequence[int], path: Path) -> None:
+    """These clips as a contact sheet."""
+    title = f"{scenes.size_name} · {scenes.task} · {scenes.split} · seed {scenes.seed}"
+    contact_sheet([scenes[i] for i in indices], path, title, scenes.size.frame_times * scenes.size.duration)
 
 
 def film(scenes: Scenes, indices: Sequence[int], path: Path, fps: int = 25) -> None:

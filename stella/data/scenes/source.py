@@ -54,7 +54,7 @@ class Scenes:
             raise ConfigError(f"scenes need at least one clip, not {length}")
         self.task, self.split, self.size, self.seed = task, split, SIZES[size], seed
         self._length = length
-        self._size_name = size
+        self.size_name = size
 
     def __len__(self) -> int:
         return self._length
@@ -71,7 +71,7 @@ class Scenes:
         return Clip(self.clip_id(index), picture.frames[0], audio[0], labels)
 
     def clip_id(self, index: int) -> str:
-        return f"{self._size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
+        return f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
 
     def draw(self, indices: Sequence[int]) -> Draw:
         return draw(self.seed, self.task, self.split, indices, self.size.variant)

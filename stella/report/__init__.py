@@ -1,0 +1,1 @@
+"""What a person reads: tables, plots, pages and contact sheets."""

@@ -1,0 +1,58 @@
+"""A contact sheet: what is in some clips, at a glance."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stella.clip import SAMPLE_RATE, Clip
+from stella.media.fbank import fbank
+
+
+def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor | None = None) -> None:
+    """One row a clip: its frames with the sounding object outlined, its spectrogram with the events marked.
+
+    `times` are those of the frames in seconds, where they are known.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    frames = len(clips[0].video)
+    figure, axes = plt.subplots(
+        len(clips),
+        frames + 1,
+        figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5),
+        width_ratios=[1.0] * frames + [2.9],
+        squeeze=False,
+        layout="constrained",
+    )
+    figure.suptitle(title, fontsize=11)
+    for row, clip in zip(axes, clips, strict=True):
+        seconds = len(clip.audio) / SAMPLE_RATE
+        for i, axis in enumerate(row[:frames]):
+            axis.imshow(clip.video[i].permute(1, 2, 0))
+            if clip.labels.mask is not None and clip.labels.mask[i].any():
+                axis.contour(clip.labels.mask[i].float(), levels=[0.5], colors="white", linewidths=1.2)
+            if times is not None:
+                axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
+            axis.set(xticks=[], yticks=[])
+        row[0].set_title(clip.labels.name or clip.id, fontsize=8, loc="left")
+        _spectrogram(row[frames], clip, seconds)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _spectrogram(axis: Any, clip: Clip, seconds: float) -> None:
+    spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
+    axis.imshow(spec.T, origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
+    if clip.labels.events is not None:
+        part = seconds / len(clip.labels.events)
+        for i in torch.nonzero(clip.labels.events)[:, 0].tolist():
+            axis.axvspan(i * part, (i + 1) * part, 0.95, 1, color="#4cc9f0")
+    axis.set(yticks=[], xlim=(0, seconds))
+    axis.tick_params(labelsize=7)
+    axis.set_ylabel("mel", fontsize=7)

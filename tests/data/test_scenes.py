@@ -1,0 +1,260 @@
+"""Scenes: every clip a pure function of its name, the ground truth true, and the benchmark's promises kept."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stella.clip import SAMPLE_RATE, Clip
+from stella.data.scenes import SIZES, TASKS, Scenes, classes
+from stella.data.scenes.audit import _mean_recall, audit
+from stella.data.scenes.classes import ACTIONS, AUDIBLE, MOVED_BY, SHAPES, TEXTURES, TIMBRES, VISIBLE
+from stella.data.scenes.draw import EASY, HARD, PATTERNS, SLOTS, draw
+from stella.data.scenes.export import FPS, export
+from stella.data.scenes.picture import pictures
+from stella.data.scenes.sound import waveforms
+from stella.data.source import BatchSource
+from stella.errors import ConfigError
+from stella.media.decode import Plan, decode
+from stella.media.fbank import fbank
+
+CPU = torch.device("cpu")
+
+
+# ---- what there is to know
+
+
+def test_the_table_of_classes_is_whole() -> None:
+    assert len(classes("base")) >= 12
+    assert [len(classes(task)) for task in TASKS] == [4] * 6
+    for kind in itertools.chain(classes("base"), *map(classes, TASKS)):
+        assert kind.shape in SHAPES and kind.texture in TEXTURES and kind.action in ACTIONS
+        assert kind.timbre in TIMBRES and kind.visible in VISIBLE and kind.audible in AUDIBLE
+        assert MOVED_BY.get(kind.action) != kind.visible, f"{kind.name}: its own action hides what the link reads"
+
+
+def test_later_tasks_overwrite_earlier_ones() -> None:
+    """Every look returns, always with another action, another timbre and another link."""
+    by_look: dict[str, list[tuple[str, str, tuple[str, str]]]] = {}
+    for task in TASKS:
+        for kind in classes(task):
+            by_look.setdefault(kind.look, []).append((kind.action, kind.timbre, (kind.visible, kind.audible)))
+    assert all(len(kinds) >= 2 for kinds in by_look.values())
+    for kinds in by_look.values():
+        for column in zip(*kinds, strict=True):
+            assert len(set(column)) == len(column)
+    for task in TASKS:  # within a task a look, a timbre and a link each name the class
+        kinds = classes(task)
+        for attribute in ("look", "timbre"):
+            assert len({getattr(kind, attribute) for kind in kinds}) == len(kinds)
+        assert len({(kind.visible, kind.audible) for kind in kinds}) == len(kinds)
+
+
+def test_base_classes_give_nothing_of_the_tasks_away() -> None:
+    tasks = [kind for task in TASKS for kind in classes(task)]
+    assert {k.look for k in classes("base")}.isdisjoint({k.look for k in tasks})
+    assert {k.timbre for k in classes("base")}.isdisjoint({k.timbre for k in tasks})
+
+
+# ---- a pure function of (seed, task, split, index)
+
+
+def test_a_clip_is_a_function_of_its_name_alone() -> None:
+    long, short = Scenes("task2", "train", 500, seed=3), Scenes("task2", "train", 12, seed=3)
+    video, audio = long.tensors([11, 4, 7])
+    for row, index in enumerate([11, 4, 7]):
+        clip = short[index]
+        assert torch.equal(clip.video, video[row])
+        torch.testing.assert_close(clip.audio, audio[row], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"task": "task3"}, {"split": "eval"}, {"seed": 1}])
+def test_another_name_is_another_clip(other: dict[str, object]) -> None:
+    name: dict[str, object] = {"task": "task2", "split": "train", "seed": 0}
+    one, two = (Scenes(n["task"], n["split"], 8, seed=n["seed"]) for n in (name, name | other))  # type: ignore[arg-type]
+    assert not torch.equal(one[5].video, two[5].video)
+    assert not np.array_equal(one.draw([5]).objects.visible, two.draw([5]).objects.visible)
+
+
+def test_no_two_clips_are_alike() -> None:
+    d = draw(0, "task1", "train", range(5000), EASY)
+    assert len(np.unique(d.key)) == 5000
+    assert len(np.unique(d.objects.visible[:, 0].round(6), axis=0)) == 5000
+
+
+def test_draws_are_uniform_and_independent() -> None:
+    d = draw(0, "base", "train", range(12000), EASY)
+    u = d.objects.visible.reshape(12000, -1)
+    assert np.abs(u.mean(0) - 0.5).max() < 0.02
+    assert np.abs(u.var(0) - 1 / 12).max() < 0.004
+    correlation = np.corrcoef(u.T) - np.eye(u.shape[1])
+    assert np.abs(correlation).max() < 0.05
+    assert np.abs(np.bincount(d.pattern, minlength=len(PATTERNS)) / 12000 - 1 / len(PATTERNS)).max() < 0.015
+
+
+def test_scenes_are_a_batch_source_of_the_stated_shapes() -> None:
+    scenes = Scenes("task1", "train", 6)
+    assert isinstance(scenes, BatchSource) and len(scenes) == 6
+    clip = scenes[0]
+    assert clip.video.shape == (4, 3, 96, 96) and clip.video.dtype == torch.uint8
+    assert clip.audio.shape == (round(2.56 * SAMPLE_RATE),) and clip.audio.dtype == torch.float32
+    assert clip.audio.abs().max() <= 1
+    assert clip.labels.mask is not None and clip.labels.mask.shape == (4, 96, 96)
+    assert SIZES["scenes"].spec_frames == 256  # 128 audio patches
+    full = Scenes("task1", "train", 1, size="scenes-full")[0]
+    assert full.video.shape == (4, 3, 224, 224) and len(full.audio) == round(10.24 * SAMPLE_RATE)
+    assert SIZES["scenes-full"].spec_frames == 1024
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "length"), [("task7", "scenes", 1), ("task1", "huge", 1), ("task1", "scenes", 0)]
+)
+def test_what_does_not_exist_is_refused(task: str, size: str, length: int) -> None:
+    with pytest.raises(ConfigError):
+        Scenes(task, "train", length, size=size)
+    with pytest.raises(IndexError):
+        Scenes("task1", "train", 3)[3]
+
+
+# ---- what is seen and heard
+
+
+def loud_tenths(audio: torch.Tensor) -> torch.Tensor:
+    """The sound's level in each tenth of the clip."""
+    return audio.unflatten(0, (10, -1)).square().mean(1).sqrt()
+
+
+def test_events_tell_where_the_object_sounds() -> None:
+    scenes = Scenes("task1", "eval", 60)
+    agree = []
+    for index in range(60):
+        if scenes.draw([index]).offscreen[0, 0] > 0:
+            continue  # something else sounds too
+        clip = scenes[index]
+        assert clip.labels.events is not None
+        level = loud_tenths(clip.audio)
+        louder = level[clip.labels.events][:, None] > level[~clip.labels.events]  # every event against every pause
+        agree.append(louder.float().mean().item())
+    assert len(agree) > 30 and np.mean(agree) > 0.98
+
+
+def test_the_object_acts_in_the_sampled_frames_of_its_bursts_and_only_then() -> None:
+    """Each action changes the picture in exactly the frames whose slot sounds."""
+    for task in TASKS:
+        scenes = Scenes(task, "eval", 8)
+        d = scenes.draw(range(8))
+        still = pictures(d, torch.full((1,), 1.0), 96, CPU)  # after every burst
+        moving = pictures(d, scenes.size.frame_times, 96, CPU)
+        for row in range(8):
+            covered = moving.mask[row].any(0) | still.mask[row].any(0)
+            around = F.max_pool2d(covered[None].float(), 13, 1, 6)[0] > 0  # marks lie around the object too
+            frames = moving.frames[row].float()
+            change = (frames - still.frames[row].float()).abs().mean(1)[:, around].mean(1)  # [T]; background drifts
+            acting = torch.zeros(SLOTS, dtype=torch.bool)
+            acting[torch.from_numpy(PATTERNS[d.pattern[row]])] = True
+            assert change[acting].min() > max(8, 2 * change[~acting].max()), f"{task} {row}: {change}"
+
+
+def test_the_mask_is_the_sounding_object() -> None:
+    """Painting it in another hue changes pixels inside the mask and none far outside."""
+    scenes = Scenes("task3", "eval", 8)
+    d = scenes.draw(range(8))
+    before = pictures(d, torch.tensor([1.0]), 96, CPU)
+    d.objects.visible[:, 0, VISIBLE.index("hue")] = (d.objects.visible[:, 0, VISIBLE.index("hue")] + 0.4) % 1
+    after = pictures(d, torch.tensor([1.0]), 96, CPU)
+    changed = (before.frames != after.frames).any(2)  # [B, T, N, N]
+    assert torch.equal(before.mask, after.mask)
+    assert (changed & before.mask).sum() > 0.9 * before.mask.sum()
+    assert (changed & ~before.mask).sum() < 0.1 * before.mask.sum()  # the antialiased rim
+    share = before.mask.float().mean((1, 2, 3))
+    assert share.min() > 0.02 and share.max() < 0.35
+
+
+def test_there_are_one_to_three_silent_objects() -> None:
+    present = draw(0, "task1", "train", range(2000), EASY).objects.present.sum(1) - 1
+    assert set(present.tolist()) == {1, 2, 3}
+    assert set((draw(0, "task1", "train", range(2000), HARD).objects.present.sum(1) - 1).tolist()) == {4, 5, 6}
+
+
+@pytest.mark.parametrize("audible", AUDIBLE)
+def test_the_link_is_audible(audible: str) -> None:
+    """Turning the linked visible quantity up moves the spectrogram, the more the further."""
+    task, label = next((task, i) for task in TASKS for i, kind in enumerate(classes(task)) if kind.audible == audible)
+    d = Scenes(task, "eval", 40).draw([label + 4 * i for i in range(3)])
+    specs = []
+    for value in (0.1, 0.5, 0.9):
+        d.audible[:, AUDIBLE.index(audible)] = value
+        specs.append(fbank(waveforms(d, 2.56, SAMPLE_RATE, CPU), frames=256))
+    near, far = (specs[0] - specs[1]).abs().mean(), (specs[0] - specs[2]).abs().mean()
+    assert near > 0.02 and far > near * 0.9
+
+
+def test_the_audible_quantity_follows_its_visible_cause() -> None:
+    d = draw(0, "task4", "train", range(4000), EASY)
+    rows = np.arange(4000)
+    cause = d.objects.visible[rows, 0, d.linked_visible]
+    effect = d.audible[rows, d.linked_audible]
+    assert np.corrcoef(cause, effect)[0, 1] > 0.99
+    for quantity in range(len(VISIBLE)):  # no other visible quantity says anything
+        free = d.linked_visible != quantity
+        assert abs(np.corrcoef(d.objects.visible[free, 0, quantity], effect[free])[0, 1]) < 0.05
+
+
+# ---- the cue audit
+
+
+def test_the_audit_of_ties_and_order() -> None:
+    equal = np.zeros((8, 8))
+    assert _mean_recall(equal) == pytest.approx(100 * np.mean([1 / 8, 5 / 8, 1]))
+    assert _mean_recall(np.eye(20)) == pytest.approx(100)
+    assert _mean_recall(-np.eye(20)) == pytest.approx(0)
+
+
+def test_shared_cues_are_weak_and_class_is_not_enough() -> None:
+    for size in ("scenes", "scenes-hard", "scenes-full"):
+        rows = audit({task: Scenes(task, "eval", 240, size=size) for task in TASKS})
+        for gallery, a in rows.items():
+            assert a["timing"] < a["everything"] / 3, gallery
+            assert a["class"] < a["everything"] / 2, gallery
+            assert a["everything"] > 85, gallery
+            assert a["chance"] < a["timing"] and a["link"] > 8 * a["chance"]
+
+
+# ---- as files
+
+
+def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(-10 * torch.log10(((a.float() - b.float()) / 255).square().mean()))
+
+
+def test_a_clip_survives_h264_and_aac(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    scenes = Scenes("task1", "eval", 4)
+    for index, path in enumerate(export(scenes, tmp_path)):
+        clip: Clip = scenes[index]
+        read = decode(path, Plan(duration=2.56, frames=4, size=96, span=None))
+        assert path.with_suffix(".json").exists()
+        assert read.video.shape == clip.video.shape
+        assert all(psnr(read.video[t], clip.video[t]) > 27 for t in range(4))
+        one, two = (fbank(x[None, : len(clip.audio)], frames=256)[0, :250] for x in (clip.audio, read.audio))
+        heard = one > one.mean()  # AAC does not keep the noise floor
+        assert np.corrcoef(one[heard], two[heard])[0, 1] > 0.9
+
+
+def test_sampled_frames_fall_on_whole_frames_of_the_film() -> None:
+    for size in SIZES.values():
+        at = size.frame_times * size.duration * FPS
+        torch.testing.assert_close(at, at.round(), rtol=0, atol=1e-4)
+    scenes = Scenes("task5", "eval", 2)
+    film = scenes.film(1, FPS)
+    at = (scenes.size.frame_times * scenes.size.duration * FPS).round().long()
+    assert torch.equal(film[at], scenes[1].video)
+
+
+def test_export_leaves_what_exists_alone(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    scenes = Scenes("task1", "train", 2)
+    paths = list(export(scenes, tmp_path))
+    paths[0].write_bytes(b"mine")
+    assert list(export(scenes, tmp_path)) == paths
+    assert paths[0].read_bytes() == b"mine"
