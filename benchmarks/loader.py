@@ -1,7 +1,8 @@
 """How fast clips come from files: a bare PyAV loop, our decode, the stream; and whether memory stays flat.
 
     python benchmarks/loader.py                  all of it, some four minutes on two free cores
-    python benchmarks/loader.py --clips 0        without the long run for memory
+    python benchmarks/loader.py --clips 0        speed alone
+    python benchmarks/loader.py --rounds 0       memory alone
 
 It writes 10 s H.264 videos (320×240, 25 fps, one keyframe in 250 frames, AAC) into a temporary folder and reads those
 in all rows, in interleaved rounds of which the best counts. The bare loop reads everything: every frame as RGB, all
@@ -11,12 +12,14 @@ unlike clips/s it does not depend on who else is at work.
 
 import argparse
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from statistics import mean
 
 import av
 import numpy as np
@@ -33,6 +36,7 @@ from stella.data.stream import Stream, StreamConfig
 from stella.media.decode import Plan, decode
 
 FPS, SECONDS, WIDTH, HEIGHT = 25, 10, 320, 240
+LINE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)  # of /proc/PID/status
 console = Console()
 
 
@@ -104,9 +108,9 @@ def cpu_of(stream: Stream) -> float:
 
 
 def memory(stream: Stream) -> float:
-    """MiB resident in this process and its workers."""
-    pages = sum(int((process / "statm").read_text().split()[1]) for process in processes(stream))
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """MiB of this process and its workers; the batches in shared memory count once, where they are used."""
+    parent, *workers = [dict(LINE.findall((process / "status").read_text())) for process in processes(stream)]
+    return (sum(int(p["RssAnon"]) for p in (parent, *workers)) + int(parent["RssShmem"])) / 1024
 
 
 def memory_over(source: Source, clips: int) -> list[tuple[int, float]]:
@@ -154,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clips", type=int, default=2000, help="read for the memory curve")
+    parser.add_argument("--clips", type=int, default=2000, help="read for the memory curve, at least 800 or 0")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
@@ -162,13 +166,16 @@ def main() -> None:
         files[0].parent.mkdir()
         for number, path in enumerate(track(files, "writing videos", console=console, transient=True)):
             write_video(path, number)
-        show(measure(files, arguments.rounds))
+        if arguments.rounds:
+            show(measure(files, arguments.rounds))
         points = memory_over(Folder(files[0].parent), arguments.clips) if arguments.clips else []
     if points:
-        settled = [(clips, size) for clips, size in points if clips >= points[-1][0] // 10]
-        growth = settled[-1][1] / settled[0][1] - 1
-        curve = ", ".join(f"{clips}: {size:.0f}" for clips, size in points[:: max(1, len(points) // 8)])
-        console.print(f"memory with 2 workers, MiB by clips: {curve}; {growth:+.1%} after the first tenth (goal: flat)")
+        sizes = [size for _, size in points]
+        quarter = len(sizes) // 4
+        growth = mean(sizes[-quarter:]) / mean(sizes[quarter : 2 * quarter]) - 1
+        curve = ", ".join(f"{clips}: {size:.0f}" for clips, size in points[:: max(1, len(points) // 10)])
+        console.print(f"memory with 2 workers, MiB by clips: {curve}")
+        console.print(f"from the second to the last quarter {growth:+.1%} (goal: flat)")
 
 
 if __name__ == "__main__":

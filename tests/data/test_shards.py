@@ -125,6 +125,12 @@ def test_a_writer_continues_a_shard_cut_anywhere(tmp_path: Path, samples: list[b
         assert len(Shards(root)) == 5
 
 
+def test_half_a_sample_at_the_end_is_removed(tmp_path: Path, samples: list[bytes]) -> None:
+    (tmp_path / "shard-000000.tar.part").write_bytes(samples[0] + samples[1][:-700])
+    ShardWriter(tmp_path, shard_bytes=10**9).close()
+    assert (tmp_path / "shard-000000.tar").read_bytes() == samples[0] + END_OF_TAR
+
+
 def test_a_writer_continues_after_a_kill_between_closing_steps(tmp_path: Path, samples: list[bytes]) -> None:
     part, shard = tmp_path / "shard-000000.tar.part", tmp_path / "shard-000000.tar"
     part.write_bytes(samples[0] + END_OF_TAR)  # killed before the renaming
