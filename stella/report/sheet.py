@@ -34,9 +34,9 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
     for row, clip in zip(axes, clips, strict=True):
         seconds = len(clip.audio) / SAMPLE_RATE
         for i, axis in enumerate(row[:frames]):
-            axis.imshow(clip.video[i].permute(1, 2, 0))
+            axis.imshow(clip.video[i].permute(1, 2, 0).numpy())
             if clip.labels.mask is not None and clip.labels.mask[i].any():
-                axis.contour(clip.labels.mask[i].float(), levels=[0.5], colors="white", linewidths=1.2)
+                axis.contour(clip.labels.mask[i].float().numpy(), levels=[0.5], colors="white", linewidths=1.2)
             if times is not None:
                 axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
             axis.set(xticks=[], yticks=[])
@@ -48,7 +48,7 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
 
 def _spectrogram(axis: Any, clip: Clip, seconds: float) -> None:
     spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
-    axis.imshow(spec.T, origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
+    axis.imshow(spec.T.numpy(), origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
     if clip.labels.events is not None:
         part = seconds / len(clip.labels.events)
         for i in torch.nonzero(clip.labels.events)[:, 0].tolist():

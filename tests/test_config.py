@@ -1,0 +1,104 @@
+"""Configuration: what fits is built, what does not is refused with the key's path and a remedy."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stella.config import build, differences, read_toml, resolve, to_tree
+from stella.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.95, 0.999)
+    kind: Literal["adam", "sgd"] = "adam"
+
+
+@dataclass(frozen=True)
+class Outer:
+    seed: int = 0
+    name: str = "run"
+    fast: bool = False
+    limit: int | None = None
+    path: Path | None = None
+    tasks: tuple[str, ...] = ()
+    train: Inner = field(default_factory=Inner)
+    args: dict[str, object] = field(default_factory=dict)
+
+
+def test_file_then_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('seed = 3\ntasks = ["a", "b"]\n[train]\nlr = 1e-3\n')
+    config = resolve(Outer, file, ["seed=4", "train.betas=[0.9, 1]", "limit=7", "path=x/y", "name=a b"])
+    assert config == Outer(4, "a b", False, 7, Path("x/y"), ("a", "b"), Inner(1e-3, (0.9, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sed=1", "did you mean seed?"),
+        ("train.lrr=1", "did you mean train.lr?"),
+        ("seed=1.5", "seed must be an integer"),
+        ("seed=true", "seed must be an integer"),
+        ("fast=1", "fast must be true or false"),
+        ("train.lr=high", "train.lr must be a number, not 'high'"),
+        ("train.kind=rmsprop", "'adam', 'sgd'"),
+        ("train.betas=[1]", "train.betas must have 2 entries, not 1"),
+        ('train.betas=[1, "x"]', "train.betas[1] must be a number"),
+        ("train=5", "train must be a table"),
+        ("seed.deep=5", "seed must be an integer"),
+        ("limit=x", "limit must be an integer"),
+        ("seed", "key.sub=value"),
+        ("=3", "key.sub=value"),
+    ],
+)
+def test_what_does_not_fit_is_refused(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        resolve(Outer, overrides=[override])
+    assert said in str(refusal.value)
+
+
+def test_a_value_has_no_sub_keys() -> None:
+    with pytest.raises(ConfigError, match="is a value, not a table"):
+        resolve(Outer, overrides=["seed=1", "seed.x=2"])
+
+
+def test_none_is_spelled() -> None:
+    assert resolve(Outer, overrides=["limit=5", "limit=none"]).limit is None
+
+
+def test_unreadable_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(tmp_path / "missing.toml")
+    (tmp_path / "broken.toml").write_text("seed = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_toml(tmp_path / "broken.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_toml(tmp_path / "binary.toml")
+
+
+@given(
+    st.builds(
+        Outer,
+        seed=st.integers(),
+        name=st.text(),
+        fast=st.booleans(),
+        limit=st.none() | st.integers(),
+        tasks=st.lists(st.text()).map(tuple),
+        train=st.builds(Inner, lr=st.floats(allow_nan=False), kind=st.sampled_from(["adam", "sgd"])),
+    )
+)
+def test_a_tree_builds_back_what_it_came_from(config: Outer) -> None:
+    assert build(Outer, to_tree(config)) == config
+
+
+def test_differences_name_the_keys() -> None:
+    old, new = to_tree(Outer()), to_tree(Outer(seed=1, train=Inner(lr=1.0)))
+    assert differences(old, new) == ["seed was 0 and is now 1", "train.lr was 0.0001 and is now 1.0"]
+    assert differences(old, old) == []
