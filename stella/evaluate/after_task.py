@@ -1,0 +1,60 @@
+"""Everything that is measured between tasks, as one record for `metrics.jsonl`."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from stella.data.source import Source
+from stella.data.stream import StreamConfig
+from stella.errors import StellaError
+from stella.evaluate.matching import evaluate_matching, some_of
+from stella.evaluate.modality_gap import modality_gap
+from stella.evaluate.retrieval import Autocast, embed, task_recall
+from stella.model.avm import AVM
+from stella.model.cav import CAV
+from stella.rng import generator
+
+Tasks = Sequence[tuple[str, Source]]
+MATCHING_CLIPS = 80  # of each task: with two pairs each the accuracy over six tasks is good to about one percent
+
+
+def evaluate_tasks(
+    model: CAV,
+    avm: AVM | None,
+    tasks: Tasks,
+    config: StreamConfig,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    autocast: Autocast = nullcontext,
+    beta: float = 0.4,
+) -> dict[str, Any]:
+    """`recall` and `avm_accuracy` in percent, `modality_gap` and `importance_ratio` per task, ready for JSON.
+
+    `clips` says how many of each task could be used. What needs a matching module is None without one, and
+    `importance_ratio` is None for a task without masks. Retrieval depends on no random number; the matching module is
+    judged on `MATCHING_CLIPS` clips of each task with mismatches that the seed chooses, the same after every task.
+    """
+    if not tasks:
+        raise StellaError("there is no task to evaluate on; name at least one")
+    embeddings = [embed(model, source, config, device, autocast) for _, source in tasks]
+    record: dict[str, Any] = {
+        "clips": [len(e) for e in embeddings],
+        "recall": task_recall(embeddings),
+        "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
+        "avm_accuracy": None,
+        "importance_ratio": None,
+    }
+    if avm is None:
+        return record
+    matched = []
+    for position, (_, source) in enumerate(tasks):
+        gen = generator(seed, "matching", position)
+        some = some_of(source, MATCHING_CLIPS, gen)
+        matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast, beta))
+    ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
+    return record | {
+        "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
+        "importance_ratio": [None if ratio != ratio else ratio for ratio in ratios],
+    }

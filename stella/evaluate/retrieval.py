@@ -1,0 +1,112 @@
+"""Zero-shot retrieval: a clip's audio asks for its own video among all clips, and the reverse."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stella.data.skipped import Skipped
+from stella.data.source import Source
+from stella.data.stream import StreamConfig, evaluation_batches
+from stella.errors import StellaError
+from stella.model.cav import CAV
+
+KS = (1, 5, 10)
+DIRECTIONS = ("a2v", "v2a")  # audio asks for video, video asks for audio
+TIE = 1e-9  # cosines this near are equal: float64 rounds at 1e-16, so neither chunks nor devices decide a rank
+
+Autocast = Callable[[], AbstractContextManager[Any]]  # makes the context a forward runs in; the trainer's, or none
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The clips of a source that could be used, in order. Rows are L2-normalised."""
+
+    a: Tensor  # float32 [N, D]
+    v: Tensor  # float32 [N, D]
+    ids: Tensor  # int64 [N], their indices in the source
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@torch.no_grad()
+def embed(
+    model: CAV,
+    source: Source,
+    config: StreamConfig,
+    device: torch.device | str = "cpu",
+    autocast: Autocast = nullcontext,
+    skipped: Skipped | None = None,
+) -> Embeddings:
+    """Every clip once, all its patches, each modality through fusion alone, mean, normalised; kept on `device`."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for batch in evaluation_batches(source, config, device, skipped):
+        with autocast():
+            z_a, z_v = model.represent_a(batch.audio), model.represent_v(batch.video)  # [B, D]
+        parts.append((F.normalize(z_a.float(), dim=1), F.normalize(z_v.float(), dim=1), batch.ids))
+    return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def ranks(query: Tensor, gallery: Tensor, targets: Tensor | None = None, chunk: int = 2048) -> Tensor:
+    """At which place, from 1, each query [Q, D] finds row `targets[i]` of the gallery [G, D] (None: row i); int64 [Q].
+
+    Higher products are nearer. What ties with the target stands before it, and so does whatever is not a number: a
+    collapsed or broken model scores nothing. No more than chunk × chunk scores exist at a time.
+    """
+    targets = _targets(query, gallery, targets)
+    places = torch.zeros(len(query), dtype=torch.int64, device=query.device)
+    with torch.autocast(query.device.type, enabled=False):
+        for start in range(0, len(query), chunk):
+            rows = slice(start, start + chunk)
+            asked = query[rows].double()
+            own = (asked * gallery[targets[rows]].double()).sum(1, keepdim=True)  # [q, 1]
+            for first in range(0, len(gallery), chunk):
+                scores = asked @ gallery[first : first + chunk].double().T  # [q, g]
+                places[rows] += (~(scores < own - TIE)).sum(1)  # the target itself among them
+    return places
+
+
+def recall(
+    query: Tensor, gallery: Tensor, targets: Tensor | None = None, ks: Sequence[int] = KS, chunk: int = 2048
+) -> dict[int, float]:
+    """R@k in percent: how many queries find their target among the first k. See `ranks`."""
+    return recall_of(ranks(query, gallery, targets, chunk), ks)
+
+
+def recall_of(places: Tensor, ks: Sequence[int] = KS) -> dict[int, float]:
+    """R@k in percent of ranks [Q] counted from 1."""
+    if not len(places):
+        raise StellaError("recall of no query at all is not defined; evaluate on at least one usable clip")
+    return {k: 100 * (places <= k).double().mean().item() for k in ks}
+
+
+def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS, chunk: int = 2048) -> dict[str, dict[str, Any]]:
+    """Per direction and k the R@k of each task's queries, all tasks' clips being the gallery.
+
+    `{"a2v": {"1": [per task], …}, "v2a": …}`, ready for JSON.
+    """
+    a, v = torch.cat([task.a for task in tasks]), torch.cat([task.v for task in tasks])  # [N, D]
+    sizes = [len(task) for task in tasks]
+    table: dict[str, dict[str, Any]] = {}
+    for direction, (query, gallery) in zip(DIRECTIONS, ((a, v), (v, a)), strict=True):
+        by_task: list[Mapping[int, float]] = [
+            recall_of(p, ks) for p in torch.split(ranks(query, gallery, None, chunk), sizes)
+        ]
+        table[direction] = {str(k): [recalls[k] for recalls in by_task] for k in ks}
+    return table
+
+
+def _targets(query: Tensor, gallery: Tensor, targets: Tensor | None) -> Tensor:
+    if targets is not None:
+        return targets
+    if len(query) != len(gallery):
+        raise StellaError(
+            f"{len(query)} queries and a gallery of {len(gallery)} are not pairs; say with targets which row each seeks"
+        )
+    return torch.arange(len(query), device=query.device)
