@@ -1,0 +1,269 @@
+"""The rehearsal memory: a uniform sample of the stream, in exactly the bytes declared."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stella import memory as memory_module
+from stella.errors import StellaError
+from stella.memory import Column, Memory, capacity_for, check_fits
+from stella.rng import generator
+
+COLUMNS = {"video": Column(torch.uint8, (2, 3)), "z": Column(torch.float16, (4,))}
+EACH = 6 + 8 + 8  # with the id
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def make(capacity: int, seed: object = 0, device: str = "cpu") -> Memory:
+    return Memory(COLUMNS, capacity, generator("memory", seed), device)
+
+
+def clips(first: int, n: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Clips whose every column tells their id."""
+    ids = torch.arange(first, first + n, device=device)
+    return {"ids": ids, "video": (ids % 256).view(-1, 1, 1).expand(n, 2, 3), "z": ids.float()[:, None].expand(n, 4)}
+
+
+def fill(memory: Memory, total: int, batch: int) -> Memory:
+    for first in range(0, total, batch):
+        memory.add(**clips(first, min(batch, total - first)))
+    return memory
+
+
+def held(memory: Memory) -> list[int]:
+    ids: list[int] = memory.state_dict()["rows"]["id"].tolist()
+    return ids
+
+
+# ---- reservoir
+
+
+def test_keeps_everything_in_order_until_full() -> None:
+    memory = make(10)
+    assert len(memory) == 0
+    fill(memory, 7, 3)
+    assert held(memory) == list(range(7))
+    assert (len(memory), memory.seen, memory.capacity) == (7, 7, 10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    capacity=st.integers(0, 12), batches=st.lists(st.integers(1, 9), min_size=1, max_size=8), seed=st.integers(0, 99)
+)
+def test_is_vitters_algorithm_whatever_the_batches(capacity: int, batches: list[int], seed: int) -> None:
+    """One clip after the other: the t-th takes a place u = floor(t·chance) if that is one of the memory's."""
+    memory, chance = make(capacity, seed), generator("memory", seed)
+    slots: list[int] = []
+    first = 0
+    for batch in batches:
+        memory.add(**clips(first, batch))
+        for clip in range(first, first + batch):
+            place = int(torch.rand(1, generator=chance, dtype=torch.float64) * (clip + 1))
+            if clip < capacity:
+                slots.append(clip)
+            elif place < capacity:
+                slots[place] = clip
+        first += batch
+    assert held(memory) == slots
+
+
+def test_columns_of_a_clip_stay_together() -> None:
+    memory = fill(make(20), 300, 32)
+    rows = memory.state_dict()["rows"]
+    ids = rows["id"]
+    assert len(set(ids.tolist())) == 20
+    assert torch.equal(rows["video"], (ids % 256).to(torch.uint8).view(-1, 1, 1).expand(-1, 2, 3))
+    assert torch.equal(rows["z"], ids.half()[:, None].expand(-1, 4))
+
+
+def test_is_uniform_over_all_clips_seen() -> None:
+    capacity, total, runs = 8, 40, 3000
+    counts: Counter[int] = Counter()
+    for seed in range(runs):
+        counts.update(held(fill(make(capacity, seed), total, 7)))
+    share = capacity / total
+    observed = torch.tensor([counts[clip] for clip in range(total)], dtype=torch.float64)
+    expected = runs * share
+    # Clips exclude one another, so a count's variance is expected·(1 - share), and counts sum to a constant.
+    chi_square = ((observed - expected) ** 2 / (expected * (1 - share))).sum() * (total - 1) / total
+    p_value = torch.special.gammaincc(torch.tensor((total - 1) / 2, dtype=torch.float64), chi_square / 2)
+    assert 0.001 < p_value < 0.999
+
+
+def test_a_batch_larger_than_the_memory_leaves_a_sample_of_it() -> None:
+    memory = fill(make(3), 50, 50)
+    assert len(set(held(memory))) == len(memory) == 3
+    assert max(held(memory)) > 3
+
+
+def test_no_capacity_keeps_nothing() -> None:
+    memory = fill(make(0), 20, 6)
+    assert (len(memory), memory.seen, memory.draw(4)) == (0, 20, None)
+
+
+# ---- draw and update
+
+
+def test_draws_different_clips_with_all_their_columns() -> None:
+    memory = fill(make(30), 100, 10)
+    for _ in range(50):
+        drawn = memory.draw(12)
+        assert drawn is not None
+        assert len(drawn) == 12 == len(set(drawn.ids.tolist()))
+        assert drawn.ids.tolist() == [held(memory)[slot] for slot in drawn.slots]
+        assert torch.equal(drawn["z"][:, 0], drawn.ids.half())
+        assert drawn["video"].dtype == torch.uint8
+
+
+def test_draws_all_where_fewer_are_held_and_none_while_empty() -> None:
+    memory = make(30)
+    assert memory.draw(5) is None
+    memory.add(**clips(0, 3))
+    drawn = memory.draw(5)
+    assert drawn is not None
+    assert sorted(drawn.ids.tolist()) == [0, 1, 2]
+
+
+def test_draws_each_clip_equally_often() -> None:
+    memory = fill(make(10), 10, 10)
+    counts = Counter(clip for _ in range(4000) for clip in memory.draw(3).ids.tolist())
+    chi_square = sum((counts[clip] - 1200) ** 2 / (1200 * 0.7) for clip in range(10)) * 9 / 10
+    assert torch.special.gammaincc(torch.tensor(4.5), torch.tensor(chi_square / 2)) > 0.001
+
+
+def test_a_drawn_batch_is_a_copy() -> None:
+    memory = fill(make(4), 4, 4)
+    drawn = memory.draw(4)
+    drawn["z"].zero_()
+    assert torch.equal(memory.state_dict()["rows"]["z"][:, 0], torch.arange(4).half())
+
+
+def test_update_changes_these_columns_of_these_slots() -> None:
+    memory = fill(make(6), 6, 6)
+    drawn = memory.draw(2)
+    memory.update(drawn.slots, z=torch.full((2, 4), -1.0))
+    rows = memory.state_dict()["rows"]
+    changed = {i for i in range(6) if rows["z"][i, 0] == -1}
+    assert changed == set(drawn.slots.tolist())
+    assert torch.equal(rows["id"], torch.arange(6))
+
+
+def test_rows_carry_no_gradient() -> None:
+    memory = make(2)
+    columns = clips(0, 2) | {"z": torch.ones(2, 4, requires_grad=True)}
+    memory.add(**columns)
+    memory.update(torch.tensor([0]), z=torch.ones(1, 4, requires_grad=True))
+    assert not memory.draw(2)["z"].requires_grad
+
+
+# ---- bytes
+
+
+def test_bytes_are_exact() -> None:
+    memory = fill(make(50), 50, 10)
+    assert memory.bytes_per_clip == EACH
+    assert memory.bytes == 50 * EACH == sum(rows.nbytes for rows in memory.state_dict()["rows"].values())
+
+
+def test_capacity_is_given_in_clips_or_in_bytes() -> None:
+    assert capacity_for(COLUMNS, clips=12, bytes=None) == 12
+    assert capacity_for(COLUMNS, clips=None, bytes=12 * EACH + EACH - 1) == 12
+
+
+@pytest.mark.parametrize(("clips", "bytes"), [(None, None), (10, 1000), (None, EACH - 1), (-1, None), (None, -5)])
+def test_a_size_given_twice_or_not_or_for_no_clip_is_refused(clips: int | None, bytes: int | None) -> None:
+    with pytest.raises(StellaError, match=rf"clips={clips}.*bytes={bytes}"):
+        capacity_for(COLUMNS, clips=clips, bytes=bytes)
+
+
+def test_more_than_the_machine_has_is_refused_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_free_ram", lambda: 2_000_000_000)
+    check_fits(2_000_000_000, "cpu")
+    with pytest.raises(StellaError, match=r"3\.00 GB and cpu has 2\.00 GB free; set memory"):
+        check_fits(3_000_000_000, "cpu")
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(StellaError, match="free"):
+        make(10**9)
+
+
+def test_free_ram_is_the_least_of_machine_and_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    assert memory_module._free_ram(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert memory_module._free_ram(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert memory_module._free_ram(meminfo, tmp_path) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 300000\n")
+    assert memory_module._free_ram(meminfo, tmp_path) == 400_000
+    assert memory_module._free_ram(tmp_path / "none", tmp_path / "none") > 2**28
+
+
+# ---- state
+
+
+@pytest.mark.parametrize("total", [5, 60])
+def test_goes_on_from_a_saved_state_as_if_nothing_had_happened(total: int, tmp_path: Path) -> None:
+    memory, other = fill(make(20), total, 8), make(20, "another seed")
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    other.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    for m in (memory, other):
+        m.add(**clips(total, 9))
+    assert held(memory) == held(other)
+    assert torch.equal(memory.draw(6)["z"], other.draw(6)["z"])
+    assert memory.seen == other.seen
+
+
+def test_only_filled_rows_travel(tmp_path: Path) -> None:
+    memory = Memory({"video": Column(torch.uint8, (1000,))}, 1000, generator(0))
+    memory.add(torch.arange(2), video=torch.zeros(2, 1000, dtype=torch.uint8))
+    torch.save(memory.state_dict(), tmp_path / "memory.pt")
+    assert (tmp_path / "memory.pt").stat().st_size < 20_000
+
+
+def test_a_state_of_other_sizes_is_refused() -> None:
+    state = fill(make(20), 5, 5).state_dict()
+    with pytest.raises(StellaError, match="capacity was 20 and is now 21"):
+        make(21).load_state_dict(state)
+    with pytest.raises(StellaError, match=r"columns\.z was 'torch.float16 \[4\]' and is now 'torch.float32 \[4\]'"):
+        Memory(COLUMNS | {"z": Column(torch.float32, (4,))}, 20, generator(0)).load_state_dict(state)
+
+
+# ---- bad input
+
+
+def test_other_columns_shapes_and_kinds_are_refused() -> None:
+    memory, good = make(5), clips(0, 2)
+    with pytest.raises(StellaError, match="keeps the columns id, video, z and was given id, video"):
+        memory.add(good["ids"], video=good["video"])
+    with pytest.raises(StellaError, match=r"column z takes \[2, 4\], not \[2, 5\]"):
+        memory.add(**good | {"z": torch.zeros(2, 5)})
+    with pytest.raises(StellaError, match=r"keeps video as torch.uint8; give whole numbers, not torch.float32"):
+        memory.add(**good | {"video": torch.zeros(2, 2, 3)})
+    with pytest.raises(StellaError, match="no column w; it has id, video, z"):
+        memory.update(torch.tensor([0]), w=torch.zeros(1))
+    assert memory.seen == 0
+
+
+# ---- on a GPU
+
+
+@cuda
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_content_does_not_depend_on_the_device(device: str) -> None:
+    here, there = make(20), make(20, device=device)
+    for first in range(0, 100, 10):
+        here.add(**clips(first, 10))
+        there.add(**clips(first, 10, "cuda"))
+        ours, theirs = here.draw(7), there.draw(7, to="cuda")
+        assert theirs["z"].device.type == "cuda"
+        for name in ours.columns:
+            assert torch.equal(ours[name], theirs[name].cpu())
+    there.load_state_dict(there.state_dict())
+    assert held(here) == held(there)
