@@ -1,0 +1,39 @@
+"""The methods by name. A new one is one file beside these and one line here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stella.config import build as build_config
+from stella.errors import ConfigError
+from stella.methods.ablations import MATS, RandomPatches
+from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
+from stella.methods.derpp import DERpp
+from stella.methods.er import ER
+from stella.methods.finetune import Finetune
+from stella.methods.multitask import Multitask
+from stella.methods.stella import STELLA
+from stella.methods.stella_plus import STELLAPlus
+from stella.model.cav import CAV
+
+__all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "build"]
+
+METHODS: dict[str, type[Method]] = {
+    "finetune": Finetune,
+    "multitask": Multitask,
+    "er": ER,
+    "derpp": DERpp,
+    "stella": STELLA,
+    "stella_plus": STELLAPlus,
+    "random": RandomPatches,
+    "mats": MATS,
+}
+
+
+def build(
+    name: str, model: CAV, args: Mapping[str, Any], objective: ObjectiveConfig, memory: MemoryConfig, seed: int
+) -> Method:
+    """A method by its name, with its own hyper-parameters in `args`, on a model that is already on its device."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    cls = METHODS[name]
+    return cls(model, build_config(cls.Config, args, "method."), objective, memory, seed)

@@ -1,0 +1,73 @@
+"""Other ways to choose patches (Tab. sampling method): DER++ on κ patches a clip, chosen without a matching module."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stella import selection
+from stella.methods.base import MemoryConfig, ObjectiveConfig, check_kept
+from stella.methods.derpp import DERpp, DERppConfig
+from stella.model.cav import CAV, Patches
+from stella.rng import generator
+
+
+@dataclass(frozen=True)
+class AblationConfig(DERppConfig):
+    keep_ratio: float = 0.5
+
+
+class SomePatches(DERpp):
+    """DER++ on the first κ patches of some order of each clip's."""
+
+    Config = AblationConfig
+    config: AblationConfig
+
+    def __init__(
+        self, model: CAV, config: AblationConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
+    ) -> None:
+        super().__init__(model, config, objective, memory, seed)
+        for length in (model.config.patches_a, model.config.patches_v):
+            check_kept(selection.kappa(length, config.keep_ratio), length, objective)
+        self.generators["select"] = generator(seed, "select", device=self.device)
+
+    @abstractmethod
+    def order_a(self, a: Patches) -> Tensor:
+        """[B, La], the patches to keep first."""
+
+    @abstractmethod
+    def order_v(self, v: Patches) -> Tensor:
+        """[B, Lv], the patches to keep first."""
+
+    def choose(self, a: Patches, v: Patches) -> tuple[Patches, Patches]:
+        return self._first(a, self.order_a(a)), self._first(v, self.order_v(v))
+
+    def _first(self, patches: Patches, order: Tensor) -> Patches:
+        return patches.take(order[:, : selection.kappa(order.shape[1], self.config.keep_ratio)])
+
+
+class RandomPatches(SomePatches):
+    summary = "DER++ on patches chosen at random"
+    citation = "STELLA (Lee et al., ICML 2024), Tab. sampling method"
+
+    def order_a(self, a: Patches) -> Tensor:
+        return selection.random_order(selection.uniform(*a.positions.shape, generator=self.generators["select"]))
+
+    def order_v(self, v: Patches) -> Tensor:
+        return selection.random_order(selection.uniform(*v.positions.shape, generator=self.generators["select"]))
+
+
+class MATS(SomePatches):
+    summary = "DER++ on the patches that change most between adjacent frames or time steps"
+    citation = "Hwang et al., Efficient Video Representation Learning via Motion-Aware Token Selection, 2023"
+
+    # Embeddings of the content alone: positions would add the same change to all patches of a step.
+
+    @torch.no_grad()
+    def order_a(self, a: Patches) -> Tensor:
+        return selection.mats(self.model.patch_embed_a(self.model.input_a(a)), self.model.config.grid_a[0])
+
+    @torch.no_grad()
+    def order_v(self, v: Patches) -> Tensor:
+        return selection.mats(self.model.patch_embed_v(self.model.input_v(v)), self.model.config.grid_v[0])

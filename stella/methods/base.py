@@ -1,0 +1,179 @@
+"""What a method is: losses of a batch, and what it remembers of it. A method never sees a task.
+
+`loss` gives named parts, `after_step` fills the memory; backward, steps and casts are the trainer's. What all methods
+share stands here: the objective L on given patches, the draw from memory, the columns of a whole clip.
+
+Random numbers come from `generators`, each for one purpose, so that methods that differ elsewhere see the same masks
+and the same memory: "mask" gives each patch of each clip its noise [clips, L], audio first, current clips first.
+"""
+
+import operator
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from stella import losses, selection
+from stella.clip import Batch
+from stella.errors import ConfigError
+from stella.memory import Column, Memory, MemoryBatch, capacity_for
+from stella.model.avm import AVM
+from stella.model.cav import CAV, CAVConfig, Patches, Pretrained, Split, split_by_noise
+from stella.rng import generator
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """L = recon_a + recon_v + λ·contrastive (Eq. recon-loss, contr-loss)."""
+
+    contrast_weight: float = 0.1  # λ
+    tau: float = 0.05
+    mask_ratio: float = 0.8
+    norm_pix: bool = True
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Exactly one of `clips` and `bytes` is given, the other is none."""
+
+    clips: int | None = 2000
+    bytes: int | None = None
+    device: Literal["cpu", "model"] = "cpu"  # "model": where the model is
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """For methods without hyper-parameters of their own."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    parts: dict[str, Tensor]  # scalars, already weighted
+    keep: dict[str, Tensor] = field(default_factory=dict)  # [B, …] detached, the memory's columns of the current clips
+
+    @property
+    def total(self) -> Tensor:
+        return reduce(operator.add, self.parts.values())
+
+
+class Method(nn.Module, ABC):
+    """Build one with `stella.methods.build`, on a model that is already on its device."""
+
+    Config: ClassVar[type[Any]] = NoConfig
+    summary: ClassVar[str]  # one line
+    citation: ClassVar[str]
+    joint: ClassVar[bool] = False  # trains on all tasks shuffled into one
+
+    config: Any
+    avm: AVM | None
+    memory: Memory | None
+    generators: dict[str, torch.Generator]  # all but the memory's own: the trainer saves them
+
+    def __init__(self, model: CAV, config: Any, objective: ObjectiveConfig, memory: MemoryConfig, seed: int) -> None:
+        super().__init__()
+        self.model, self.config, self.objective = model, config, objective
+        self.avm = None
+        self.device = next(model.parameters()).device
+        self.generators = {"mask": generator(seed, "mask", device=self.device)}
+        columns, where = self.columns(model.config, config), "cpu" if memory.device == "cpu" else self.device
+        self.memory = None
+        if columns is not None:
+            capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
+            self.memory = Memory(columns, capacity, generator(seed, "memory"), where)
+
+    @classmethod
+    def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column] | None:
+        """What the memory keeps of each clip; None for a method without memory."""
+        return None
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Losses:
+        """Differentiable; never waits for the device."""
+
+    def after_step(self, batch: Batch, losses: Losses) -> None:
+        """To be called once for each batch whose step was taken, with the losses of that batch."""
+        if self.memory is not None:
+            self.memory.add(batch.ids, **losses.keep)
+
+    @property
+    def eval_model(self) -> CAV:
+        return self.model
+
+    def draw(self, batch: Batch) -> MemoryBatch | None:
+        """As many clips from memory as the batch has, on the model's device; None while there are none."""
+        return self.memory.draw(len(batch), to=self.device) if self.memory is not None else None
+
+    def pretrain(self, a: Patches, v: Patches) -> Pretrained:
+        """The backbone on these patches (all of a clip's or some), masked at random."""
+        config = self.model.config
+        split_a, split_v = self._split(a, config.patches_a), self._split(v, config.patches_v)
+        return self.model.pretrain(a, v, split_a, split_v)
+
+    def parts(self, out: Pretrained) -> dict[str, Tensor]:
+        """The three parts of L, each the mean over the clips."""
+        target_a, target_v = out.target_a, out.target_v
+        if self.objective.norm_pix:
+            target_a, target_v = losses.norm_pix(target_a), losses.norm_pix(target_v)
+        contrastive = losses.contrastive(out.z_a, out.z_v, self.objective.tau).mean()
+        return {
+            "recon_a": losses.reconstruction(out.recon_a, target_a).mean(),
+            "recon_v": losses.reconstruction(out.recon_v, target_v).mean(),
+            "contrastive": self.objective.contrast_weight * contrastive,
+        }
+
+    def _split(self, patches: Patches, length: int) -> Split:
+        """A share of *all* `length` patches is visible, the others of these are reconstructed.
+
+        The noise belongs to a patch wherever it stands: whoever keeps all patches masks as if nothing were selected.
+        """
+        noise = selection.uniform(len(patches.positions), length, generator=self.generators["mask"])
+        return split_by_noise(noise.gather(1, patches.positions), selection.visible(length, self.objective.mask_ratio))
+
+
+def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
+    """Refuse a selection that leaves nothing to reconstruct beside the visible patches."""
+    visible = selection.visible(length, objective.mask_ratio)
+    if not visible < kept <= length:
+        raise ConfigError(
+            f"keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
+            f"set it above {1 - objective.mask_ratio:g} and at most to 1"
+        )
+
+
+def clip_columns(config: CAVConfig) -> dict[str, Column]:
+    """A clip as the model saw it."""
+    return {
+        "video": Column(torch.uint8, (config.frames, 3, config.image_size, config.image_size)),
+        "audio": Column(torch.float16, (config.spec_frames, config.mel_bins)),
+    }
+
+
+def output_columns(config: CAVConfig) -> dict[str, Column]:
+    """Its pooled outputs, for `penalty`."""
+    return {"z_a": Column(torch.float32, (config.dim,)), "z_v": Column(torch.float32, (config.dim,))}
+
+
+def clip_rows(batch: Batch) -> dict[str, Tensor]:
+    return {"video": batch.video, "audio": batch.audio}
+
+
+def output_rows(out: Pretrained, batch: Batch) -> dict[str, Tensor]:
+    """Of the current clips, which stand before memory's."""
+    return {"z_a": out.z_a[: len(batch)].detach(), "z_v": out.z_v[: len(batch)].detach()}
+
+
+def joined(now: Tensor, drawn: MemoryBatch | None, name: str) -> Tensor:
+    """Current rows, then the drawn ones' column: x ∪ m."""
+    return now if drawn is None else torch.cat([now, drawn[name]])
+
+
+def penalty(out: Pretrained, drawn: MemoryBatch | None) -> Tensor:
+    """MSE(z_a, stored) + MSE(z_v, stored) over the memory part of x ∪ m; 0 while the memory is empty."""
+    if drawn is None:
+        return out.z_a.new_zeros(())
+    past_a, past_v = out.z_a[-len(drawn) :], out.z_v[-len(drawn) :]
+    distance = losses.feature_penalty(past_a, drawn["z_a"]) + losses.feature_penalty(past_v, drawn["z_v"])
+    return distance.mean()

@@ -1,0 +1,23 @@
+"""Experience Replay: L(x ∪ m), one forward pass, negatives shared."""
+
+from typing import Any
+
+from stella.clip import Batch
+from stella.memory import Column
+from stella.methods.base import Losses, Method, clip_columns, clip_rows, joined
+from stella.model.cav import CAVConfig
+
+
+class ER(Method):
+    summary = "replays as many clips from memory as the batch has"
+    citation = "Rolnick et al., Experience Replay for Continual Learning, NeurIPS 2019"
+
+    @classmethod
+    def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:
+        return clip_columns(model_config)
+
+    def loss(self, batch: Batch) -> Losses:
+        drawn = self.draw(batch)
+        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
+        v = self.model.patches_v(joined(batch.video, drawn, "video"))
+        return Losses(self.parts(self.pretrain(a, v)), clip_rows(batch))

@@ -1,0 +1,12 @@
+"""Finetune: the stream and nothing else."""
+
+from stella.clip import Batch
+from stella.methods.base import Losses, Method
+
+
+class Finetune(Method):
+    summary = "learns from the current batch alone: the lower bound"
+    citation = "STELLA (Lee et al., ICML 2024), Sec. Experiments"
+
+    def loss(self, batch: Batch) -> Losses:
+        return Losses(self.parts(self.pretrain(self.model.patches_a(batch.audio), self.model.patches_v(batch.video))))

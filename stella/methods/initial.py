@@ -1,0 +1,41 @@
+"""Initial pre-training: what continual pre-training starts from (paper, App. B and D)."""
+
+from dataclasses import dataclass
+
+from stella import losses
+from stella.clip import Batch
+from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
+from stella.model.avm import AVM, draw_pairs, match, score
+from stella.model.cav import CAV
+from stella.rng import generator
+
+
+@dataclass(frozen=True)
+class InitialConfig:
+    avm_heads: int | None = None  # none: as many as the model has
+
+
+class Initial(Method):
+    """Finetune's loss, and beside it the matching module's, so that both are there when the first task begins."""
+
+    Config = InitialConfig
+    summary = "pre-trains backbone and matching module on one set of clips, before the stream begins"
+    citation = "STELLA (Lee et al., ICML 2024), App. B and D"
+
+    config: InitialConfig
+    avm: AVM
+
+    def __init__(
+        self, model: CAV, config: InitialConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
+    ) -> None:
+        super().__init__(model, config, objective, memory, seed)
+        self.avm = AVM(model.config.dim, config.avm_heads or model.config.heads, model.config.eps).to(self.device)
+        self.generators["pairs"] = generator(seed, "pairs", device=self.device)
+
+    def loss(self, batch: Batch) -> Losses:
+        a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
+        scored = score(self.model, self.avm, a, v)
+        matching = match(self.model, self.avm, scored, draw_pairs(len(batch), self.generators["pairs"]))
+        return Losses(
+            self.parts(self.pretrain(a, v)) | {"avm": losses.matching(matching.logits, matching.labels).mean()}
+        )

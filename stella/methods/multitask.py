@@ -1,0 +1,8 @@
+"""Multitask: all tasks shuffled into one; the loss is Finetune's."""
+
+from stella.methods.finetune import Finetune
+
+
+class Multitask(Finetune):
+    summary = "learns from all tasks shuffled into one: the upper bound"
+    joint = True
