@@ -1,0 +1,108 @@
+"""Clips that cost much to make, made once."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from stella.clip import Clip, Labels
+from stella.data.source import BatchSource, Source
+from stella.data.stream import labels_of, place_of
+
+
+class Cached:
+    """A source whose clips and labels are kept once they were asked for, in RAM or on a device.
+
+    Nothing downstream can tell: waveforms stay float32, because sixteen bits would change them. One process fills it,
+    so it is of no use to a stream with workers.
+    """
+
+    def __init__(self, source: BatchSource, device: torch.device | str = "cpu") -> None:
+        self.source, self.device = source, torch.device(device)
+        self._kept = torch.zeros(len(source), dtype=torch.bool)  # which clips are here
+        self._columns: tuple[Tensor, Tensor] | None = None
+        self._labels: dict[int, Labels] = {}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.source[index]
+
+    def labels(self, index: int) -> Labels:
+        if index not in self._labels:
+            self._labels[index] = labels_of(self.source, [index])[0]
+        return self._labels[index]
+
+    def place(self, index: int) -> str:
+        return place_of(self.source, index)
+
+    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        wanted = torch.tensor(list(indices), dtype=torch.int64)
+        if missing := sorted(set(wanted[~self._kept[wanted]].tolist())):
+            made = self.source.tensors(missing, device)
+            if self._columns is None:
+                frames, waveforms = (t.new_empty((len(self), *t.shape[1:]), device=self.device) for t in made)
+                self._columns = frames, waveforms
+            for column, rows in zip(self._columns, made, strict=True):
+                column[torch.tensor(missing, device=self.device)] = rows.to(self.device)
+            self._kept[missing] = True
+        assert self._columns is not None
+        frames, waveforms = (column[wanted.to(self.device)].to(device) for column in self._columns)
+        return frames, waveforms
+
+
+class Joined:
+    """Several sources as one, in order: what was clip i of the second is now clip len(first) + i."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)  # [sources]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Clip:
+        source, local = self._locate(index)
+        return source[local]
+
+    def labels(self, index: int) -> Labels:
+        source, local = self._locate(index)
+        return labels_of(source, [local])[0]
+
+    def place(self, index: int) -> str:
+        source, local = self._locate(index)
+        return place_of(source, local)
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"clip {index} of {len(self)}")
+        which = int(torch.searchsorted(self._ends, index, right=True))
+        return self.sources[which], index - (int(self._ends[which - 1]) if which else 0)
+
+
+class JoinedBatches(Joined):
+    """As `Joined`, of sources that make many clips at once."""
+
+    def __init__(self, sources: Sequence[BatchSource]) -> None:
+        super().__init__(sources)
+        self._makers = list(sources)
+
+    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        wanted = torch.tensor(list(indices), dtype=torch.int64)
+        which = torch.searchsorted(self._ends, wanted, right=True)  # [B]
+        order: list[Tensor] = []
+        made: list[tuple[Tensor, Tensor]] = []
+        for number in sorted(set(which.tolist())):
+            rows = (which == number).nonzero().flatten()
+            start = int(self._ends[number - 1]) if number else 0
+            order.append(rows)
+            made.append(self._makers[number].tensors((wanted[rows] - start).tolist(), device))
+        back = torch.cat(order).argsort().to(device)
+        return torch.cat([frames for frames, _ in made])[back], torch.cat([waveforms for _, waveforms in made])[back]
+
+
+def join(sources: Sequence[Source]) -> Source:
+    """All clips of several sources as one source, which makes batches at once where each of them does."""
+    makers = [source for source in sources if isinstance(source, BatchSource)]
+    return JoinedBatches(makers) if len(makers) == len(sources) else Joined(sources)

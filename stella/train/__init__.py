@@ -1,0 +1,1 @@
+"""Training: one loop for all methods, a run folder, exact resume."""

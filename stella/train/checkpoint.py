@@ -1,0 +1,130 @@
+"""Checkpoints that are whole or not there.
+
+One is written to `….tmp`, forced to the disk and then renamed; its name ends with the hash of its content, so that
+whatever a kill, a full disk or a bad disk leaves behind is told from a whole one and never loaded.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from stella.errors import StellaError
+
+State = dict[str, Any]
+
+
+class Checkpoints:
+    """The newest `keep` checkpoints of a run, in a folder of their own: `step-00000120-HASH.pt`."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, then let older ones go. If it cannot be written, those that are there stay."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f"step-{step:08d}.tmp"
+        try:
+            with temporary.open("wb") as file:
+                writer = _Writer(file)
+                torch.save(_compact(state), cast("IO[bytes]", writer))
+                writer.finish()
+            path = self.folder / f"step-{step:08d}-{writer.digest}.pt"
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise StellaError(
+                f"checkpoint of step {step} cannot be written to {self.folder} ({error.strerror}); nothing earlier is "
+                "lost: free some space and continue with --resume"
+            ) from error
+        others = [other for other in self._found() if other != path]
+        same_step = [other for other in others if _step(other) == step]
+        for old in same_step + [other for other in others if other not in same_step][self.keep - 1 :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def load(self) -> State | None:
+        """The newest whole checkpoint, on the CPU; None if there is none. Broken ones are put out of the way."""
+        for left_over in self.folder.glob("step-*.tmp"):
+            left_over.unlink()
+        for path in self._found():
+            if digest(path) == path.stem.rpartition("-")[2]:
+                state: State = torch.load(path, map_location="cpu", weights_only=True)
+                return state
+            path.rename(path.with_suffix(".broken"))
+        return None
+
+    def _found(self) -> list[Path]:
+        """What looks like a checkpoint, newest first."""
+        named = [path for path in self.folder.glob("step-*.pt") if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
+        return sorted(named, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return _short(hashlib.file_digest(file, "sha256"))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in it last beyond a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _short(hashed: "hashlib._Hash") -> str:
+    return hashed.hexdigest()[:16]
+
+
+def _compact(tree: Any) -> Any:
+    """The same tree without views: of a view, torch.save would write all that it is a view of."""
+    if isinstance(tree, Mapping):
+        return {key: _compact(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_compact(value) for value in tree]
+    if isinstance(tree, Tensor) and tree.untyped_storage().nbytes() > tree.numel() * tree.element_size():
+        return tree.clone()
+    return tree
+
+
+class _Writer:
+    """A file that hashes what passes, and keeps an error for `finish`: torch.save cannot be left by an exception."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hashed = hashlib.sha256()
+        self._error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self._error is None:
+            try:
+                self._file.write(data)
+                self._hashed.update(data)
+            except OSError as error:
+                self._error = error
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    @property
+    def digest(self) -> str:
+        return _short(self._hashed)

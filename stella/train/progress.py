@@ -1,0 +1,59 @@
+"""What a person sees of a run: a bar on a terminal, one line a task elsewhere; and, if wanted, TensorBoard."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stella.errors import require
+
+
+class Display:
+    """To be entered around a run. `total` is the number of steps, as far as it is known."""
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        self.console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}", style="dim"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total, completed=done, status="")
+
+    def __enter__(self) -> "Display":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def at(self, step: int, what: str) -> None:
+        self._bar.update(self._task, completed=step, description=what)
+
+    def losses(self, means: Mapping[str, float], clips_per_second: float, peak_bytes: int) -> None:
+        parts = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+        self._bar.update(self._task, status=f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB")
+
+    def say(self, line: str) -> None:
+        self.console.print(line, highlight=False)
+
+
+class Board:
+    """TensorBoard's curves of a run, in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer: Any = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+
+    def scalars(self, values: Mapping[str, float | None], step: int) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,279 @@
+"""A run from its configuration to its result, in a folder from which it can be continued at any moment.
+
+The order of things makes that exact. A checkpoint holds all that a step depends on and the length of metrics.jsonl; at
+the end of a task it is written *before* the evaluation, which has no state: whatever a kill interrupts is done again,
+with the same outcome.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from stella import methods
+from stella.config import _lay, build, differences, to_tree
+from stella.data.cached import join
+from stella.data.skipped import Skipped, spell
+from stella.data.stream import Stream
+from stella.data.tasks import DataConfig, Tasks, eval_tasks, train_tasks
+from stella.errors import StellaError
+from stella.evaluate.after_task import evaluate_tasks
+from stella.evaluate.forgetting import summary
+from stella.methods import Method
+from stella.model import weights
+from stella.model.cav import CAV
+from stella.train.checkpoint import Checkpoints
+from stella.train.config import FREE, RunConfig, model_config, settle
+from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_json
+from stella.train.progress import Board, Display
+from stella.train.runtime import environment, runtime
+from stella.train.stop import Stop, Stopped
+from stella.train.trainer import Trainer
+
+MOST_LEFT_OUT = 10  # steps in a row without a finite loss
+
+
+@dataclass(frozen=True)
+class RunResult:
+    run: Path
+    finished: bool
+    end: Line = field(default_factory=dict)  # A, F and more, once it is finished
+    evaluations: list[Line] = field(default_factory=list)
+    exit_code: int = 0  # 128 + signal where one stopped it
+
+
+def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
+    """Train as configured, in the folder `run`; with `resume` go on where that left off, if it was begun.
+
+    SIGTERM and Ctrl-C save and stop; the result then says so.
+    """
+    config, folder = settle(config), RunFolder(run)
+    with folder.locked(), full_disk_told(folder.root):
+        if folder.begun:
+            if not resume:
+                raise StellaError(f"{run} holds a run already; continue it with --resume, or choose another folder")
+            check_unchanged(folder, config)
+            if folder.end is not None:
+                return _result(folder)
+        with Stop() as stop:
+            return Run(config, folder, console or Console(), stop).go()
+
+
+def resume(run: Path | str, overrides: Sequence[str] = (), console: Console | None = None) -> RunResult:
+    """Continue a run with its own configuration; `overrides` may only touch what no result depends on."""
+    tree = RunFolder(run).read_config()
+    for override in overrides:
+        _lay(tree, override)
+    return pretrain(build(RunConfig, tree), run, resume=True, console=console)
+
+
+def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
+    """Refuse to continue a run with another configuration, as far as results depend on it."""
+    old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
+    for key in FREE:
+        table, name = key.split(".")
+        old[table][name] = new[table][name]
+    if changed := differences(old, new):
+        raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
+
+
+def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
+    """The method on its model, with `config.model.weights` if `initial`. The seed decides the other initial weights."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        model = CAV(model_config(config)).to(device)
+        file = config.model.weights if initial else None
+        if file:
+            weights.load_into(file, model)
+        method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed)
+        method = method.to(device)
+        if file and method.avm is not None:
+            weights.load_into(file, model, method.avm)
+        return method
+
+
+@lru_cache(maxsize=1)  # runs of one process on the same data share what is rendered
+def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
+    """To train on and to evaluate on. Workers render for themselves: a cache in this process is of no use to them."""
+    return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)
+
+
+class Run:
+    """One session of a run: from its newest checkpoint, or from the beginning, to its end or a stop."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
+        self.config, self.folder, self.stop, self.console = config, folder, stop, console
+        self.machine = runtime(config.train.device, config.train.precision)
+        self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
+        state = self.checkpoints.load()
+        self.method = build_method(config, self.machine.device, initial=state is None)
+        self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(self.machine.device))
+        shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
+        self.skipped = Skipped(folder.skipped)
+        self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
+        self.trainer = Trainer(self.method, self.stream, config.train, self.machine)
+        self.evaluated = -2  # the last task after which was evaluated; -1: before the first
+        self.environment = environment(self.machine)
+        write_json(folder.config, to_tree(config))
+        write_json(folder.environment, self.environment)
+        if state is not None:
+            self.trainer.load_state_dict(state["trainer"])
+            self.evaluated = state["evaluated"]
+        folder.cut(0 if state is None else state["metrics_bytes"])
+        self.board: Board | None = None
+        self._mark = (time.monotonic(), self.trainer.counters.clips)
+        self._saved = time.monotonic()
+
+    def go(self) -> RunResult:
+        counters, steps = self.trainer.counters, math.ceil(len(self.stream) / self.config.train.accumulate)
+        with ExitStack() as stack:
+            self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
+            self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
+            self.display = stack.enter_context(Display(self.console, steps, counters.step))
+            if self.config.train.tensorboard:
+                self.board = stack.enter_context(closing(Board(self.folder.root / "tensorboard")))
+            stack.enter_context(closing(self.stream))
+            self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
+            try:
+                self._evaluate_if_due()
+                while self._train_task():
+                    self._evaluate_if_due()
+                self._finish()
+            except Stopped:
+                assert self.stop.signal is not None
+                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with --resume")
+                return _result(self.folder, 128 + self.stop.signal)
+        return _result(self.folder)
+
+    def _train_task(self) -> bool:
+        """Steps to the end of a task; False if there was none left."""
+        minutes = self.config.train.checkpoint_minutes
+        while self.trainer.advance():
+            ended = self.stream.finished_task is not None
+            self._record(ended)
+            stuck = self.trainer.counters.left_out_in_a_row >= MOST_LEFT_OUT
+            if ended or stuck or self.stop.signal or time.monotonic() - self._saved >= 60 * minutes:
+                self._save()
+            if stuck:
+                raise StellaError(
+                    f"{MOST_LEFT_OUT} steps in a row up to step {self.trainer.counters.step} had no finite loss "
+                    f"({', '.join(self.trainer.not_finite)}); a checkpoint is saved: look at the data, or start a new "
+                    "run with a lower train.lr or train.precision=float32"
+                )
+            if self.stop.signal:
+                raise Stopped
+            if ended:
+                return True
+        return False
+
+    def _record(self, ended: bool) -> None:
+        counters = self.trainer.counters
+        self.display.at(counters.step, self._place())
+        if counters.left_out_in_a_row:
+            self.metrics.write({"kind": "skip", "step": counters.step, "not_finite": self.trainer.not_finite})
+        if counters.step % self.config.train.log_every and not ended:
+            return
+        parts = self.trainer.meter.read()
+        loss = parts.pop("loss", None)
+        at = {"step": counters.step, "clips": counters.clips}
+        self.metrics.write({"kind": "step", **at, "loss": loss, "parts": parts})
+        (before, clips), now = self._mark, time.monotonic()
+        self._mark = (now, counters.clips)
+        rate = (counters.clips - clips) / (now - before)
+        peak = self.machine.peak_bytes()
+        self.speed.write({"kind": "step", **at, "clips_per_second": rate, "peak_bytes": peak})
+        if loss is not None:
+            self.display.losses({"loss": loss, **parts}, rate, peak)
+        if self.board:
+            self.board.scalars(
+                {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
+            )
+
+    def _place(self) -> str:
+        position = self.stream.position
+        task, epoch = min(position.task, len(self.stream.names) - 1), position.epoch
+        return f"{self.config.method}: {self.stream.names[task]}, epoch {epoch + 1} of {self.config.stream.epochs}"
+
+    def _evaluate_if_due(self) -> None:
+        due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
+        if due is None or due <= self.evaluated:
+            return
+        began = time.monotonic()
+        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
+        workers = 0 if cached else self.config.stream.workers
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
+        model, machine = self.method.eval_model, self.machine
+        with self.stop.at_once():
+            found = evaluate_tasks(
+                model, self.method.avm, self.eval_tasks, stream, machine.device, self.config.seed, machine.autocast
+            )
+        counters = self.trainer.counters
+        # A joint method has learnt all tasks when its only one ends.
+        task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
+        names = [name for name, _ in self.eval_tasks]
+        line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
+        self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
+        self.evaluated = due
+        self._mark = (time.monotonic(), counters.clips)
+        self.speed.write({"kind": "evaluation", "task": task, "seconds": time.monotonic() - began})
+        self._tell(task, summary([line | {"task": 0}])["A"])
+
+    def _tell(self, task: int, mean_accuracy: float) -> None:
+        """One line a task, on a terminal too: it stays when the bar moves on."""
+        counters = self.trainer.counters
+        after = (
+            f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})" if task >= 0 else "before the first task"
+        )
+        left_out = f", {counters.left_out} steps left out" if counters.left_out else ""
+        skipped = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
+        self.display.say(
+            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_accuracy:.1f}%{left_out}{skipped}"
+        )
+        if self.board:
+            self.board.scalars({"mean recall": mean_accuracy}, counters.step)
+
+    def _memory_by_task(self) -> list[int] | None:
+        if self.method.memory is None:
+            return None
+        ids = self.method.memory.state_dict()["rows"]["id"].cpu()
+        ends = torch.tensor([len(source) for _, source in self.tasks]).cumsum(0)
+        counts: list[int] = torch.searchsorted(ends, ids, right=True).bincount(minlength=len(ends)).tolist()
+        return counts
+
+    def _save(self) -> None:
+        began, step = time.monotonic(), self.trainer.counters.step
+        state: dict[str, Any] = {
+            "trainer": self.trainer.state_dict(),
+            "evaluated": self.evaluated,
+            "metrics_bytes": self.metrics.sync(),
+        }
+        path = self.checkpoints.save(step, state)
+        self._saved = time.monotonic()
+        size = path.stat().st_size
+        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+
+    def _finish(self) -> None:
+        counters = self.trainer.counters
+        scores = summary(_evaluations(self.folder))
+        extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "scores": scores}
+        weights.save(self.folder.weights, self.method.eval_model, self.method.avm, extra)
+        end = {"kind": "end", "step": counters.step, "clips": counters.clips, "left_out_steps": counters.left_out}
+        self.metrics.write(end | scores)
+        self.metrics.sync()
+
+
+def _evaluations(folder: RunFolder) -> list[Line]:
+    return [line for line in read_lines(folder.metrics) if line["kind"] == "evaluation"]
+
+
+def _result(folder: RunFolder, exit_code: int = 0) -> RunResult:
+    end = folder.end
+    return RunResult(folder.root, end is not None, end or {}, _evaluations(folder), exit_code)

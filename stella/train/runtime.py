@@ -1,0 +1,70 @@
+"""The machine a run is on: device, precision, memory, and the facts that are written beside results."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from stella.errors import ConfigError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    device: torch.device
+    autocast_to: torch.dtype | None  # None: everything in float32
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
+
+    def peak_bytes(self) -> int:
+        """The most memory this process has held: of the GPU where it trains on one, else RAM."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
+def runtime(device: str = "auto", precision: Precision = "auto") -> Runtime:
+    """`auto`: a GPU if there is one, in bfloat16 there and in float32 on a CPU."""
+    chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
+    if chosen.type == "cpu" and precision == "bfloat16":
+        raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
+    half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")
+    return Runtime(chosen, torch.bfloat16 if half else None)
+
+
+def environment(run: Runtime) -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "precision": "float32" if run.autocast_to is None else str(run.autocast_to).removeprefix("torch."),
+    }
+
+
+def _git(*command: str) -> str | None:
+    """What git says about this package's checkout; None where there is none."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
