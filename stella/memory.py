@@ -87,6 +87,11 @@ class Memory:
         """What the memory takes, filled or not."""
         return self.capacity * self.bytes_per_clip
 
+    @property
+    def ids(self) -> Tensor:
+        """Of the clips held, int64 [len], by slot."""
+        return self._rows["id"][: len(self)]
+
     def add(self, ids: Tensor, **columns: Tensor) -> None:
         """Offer clips in this order; each is kept with probability capacity / clips seen so far, itself included."""
         values = {"id": ids, **columns}

@@ -36,7 +36,7 @@ def fill(memory: Memory, total: int, batch: int) -> Memory:
 
 
 def held(memory: Memory) -> list[int]:
-    ids: list[int] = memory.state_dict()["rows"]["id"].tolist()
+    ids: list[int] = memory.ids.tolist()
     return ids
 
 
@@ -47,7 +47,7 @@ def test_keeps_everything_in_order_until_full() -> None:
     memory = make(10)
     assert len(memory) == 0
     fill(memory, 7, 3)
-    assert held(memory) == list(range(7))
+    assert held(memory) == list(range(7)) == memory.state_dict()["rows"]["id"].tolist()
     assert (len(memory), memory.seen, memory.capacity) == (7, 7, 10)
 
 

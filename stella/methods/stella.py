@@ -114,7 +114,7 @@ class STELLA(Method):
         self.kappa_a, self.kappa_v = config.kappa_a(c), config.kappa_v(c)
         check_kept(self.kappa_a, c.patches_a, objective)
         check_kept(self.kappa_v, c.patches_v, objective)
-        self.avm = AVM(c.dim, config.heads(c), c.eps).to(self.device)
+        self.avm = AVM(c.dim, config.heads(c), c.eps).to(next(model.parameters()))  # its device and precision
         self.generators |= {name: generator(seed, name, device=self.device) for name in ("select", "pairs")}
 
     @classmethod

@@ -1,0 +1,59 @@
+"""A small model, batches and a few steps of training, for the tests of methods."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from stella.clip import Batch
+from stella.methods import MemoryConfig, Method, ObjectiveConfig, build
+from stella.model.cav import CAV, preset
+from stella.rng import generator
+
+TOY = preset("tiny", image_size=32, spec_frames=128, dim=24, dec_dim=16)  # 8 x 8 audio, 4 x 2 x 2 video patches
+REPLAY = ("er", "derpp", "stella", "stella_plus", "random", "mats")
+
+
+def method(name: str, clips: int = 10, seed: int = 0, dtype: torch.dtype = torch.float32, **args: Any) -> Method:
+    torch.manual_seed(3)
+    return build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), MemoryConfig(clips=clips), seed)
+
+
+def batch(n: int, first: int = 0) -> Batch:
+    g = generator("batch", n, first)
+    video = torch.randint(256, (n, TOY.frames, 3, TOY.image_size, TOY.image_size), generator=g, dtype=torch.uint8)
+    audio = torch.randn(n, TOY.spec_frames, TOY.mel_bins, generator=g)
+    return Batch(video, audio, torch.arange(first, first + n))
+
+
+def batches(sizes: Iterable[int], first: int = 0) -> list[Batch]:
+    made = []
+    for n in sizes:
+        made.append(batch(n, first))
+        first += n
+    return made
+
+
+def optimiser(method: Method) -> torch.optim.Optimizer:
+    return torch.optim.Adam(method.parameters(), lr=1e-3, betas=(0.95, 0.999))
+
+
+def step(method: Method, adam: torch.optim.Optimizer, batch: Batch) -> dict[str, float]:
+    losses = method.loss(batch)
+    adam.zero_grad()
+    losses.total.backward()
+    adam.step()
+    method.after_step(batch, losses)
+    return {name: part.item() for name, part in losses.parts.items()}
+
+
+def train(method: Method, sizes: Iterable[int] = (6, 6, 6, 5, 6, 1)) -> list[dict[str, float]]:
+    adam = optimiser(method)
+    return [step(method, adam, one) for one in batches(sizes)]
+
+
+def assert_same_weights(one: Method, other: Method) -> None:
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert not different

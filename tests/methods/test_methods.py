@@ -1,0 +1,345 @@
+"""What all methods promise, and which of them are the same under which conditions."""
+
+import copy
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from method_toys import REPLAY, TOY, assert_same_weights, batch, batches, method, optimiser, step, train
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stella import losses
+from stella.clip import Batch
+from stella.config import to_tree
+from stella.errors import ConfigError, StellaError
+from stella.memory import bytes_per_clip
+from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.model.cav import CAV, PRESETS, split_by_noise
+
+every = pytest.mark.parametrize("name", METHODS)
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+# ---- which methods are the same
+
+
+def test_derpp_without_penalty_is_er() -> None:
+    er, derpp = method("er"), method("derpp", alpha=0.0)
+    train(er)
+    train(derpp)
+    assert_same_weights(er, derpp)
+    assert torch.equal(er.memory.state_dict()["rows"]["id"], derpp.memory.state_dict()["rows"]["id"])
+
+
+def test_derpp_with_penalty_is_not() -> None:
+    er, derpp = method("er"), method("derpp")
+    train(er)
+    assert train(derpp)[-1]["penalty"] > 0
+    with pytest.raises(AssertionError):
+        assert_same_weights(er, derpp)
+
+
+def test_er_with_an_empty_memory_is_finetune() -> None:
+    finetune, er = method("finetune"), method("er", clips=0)
+    assert train(finetune) == train(er)
+    assert_same_weights(finetune, er)
+
+
+def test_multitask_is_finetune_on_another_stream() -> None:
+    finetune, multitask = method("finetune"), method("multitask")
+    assert train(finetune) == train(multitask)
+    assert (finetune.joint, multitask.joint) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["stella", "stella_plus"])
+def test_stella_that_keeps_and_prunes_nothing_is_derpp(name: str) -> None:
+    derpp, stella = method("derpp"), method(name, keep_ratio=1.0, correlation=False)
+    theirs, ours = train(derpp), train(stella)
+    assert [{k: v for k, v in parts.items() if k != "avm"} for parts in ours] == theirs
+    assert_same_weights(derpp, stella)
+    for column in ("id", "z_a", "z_v"):
+        assert torch.equal(derpp.memory.state_dict()["rows"][column], stella.memory.state_dict()["rows"][column])
+
+
+@pytest.mark.parametrize("name", ["stella", "stella_plus", "random", "mats"])
+def test_selection_changes_what_is_learnt(name: str) -> None:
+    derpp, other = method("derpp"), method(name)
+    train(derpp)
+    train(other)
+    with pytest.raises(AssertionError):
+        assert_same_weights(derpp, other)
+
+
+# ---- the objective
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_er_is_the_mean_over_current_and_drawn_clips(norm_pix: bool) -> None:
+    """Clip by clip; only the contrastive term sees them all."""
+    torch.manual_seed(0)
+    objective = ObjectiveConfig(contrast_weight=0.3, tau=0.2, mask_ratio=0.7, norm_pix=norm_pix)
+    er = build("er", CAV(TOY).double(), {}, objective, MemoryConfig(clips=4), 5)
+    first, second = batches([4, 6])
+    er.after_step(first, er.loss(first))
+    drawn = er.memory.generator.get_state()
+    mask = er.generators["mask"].clone_state()
+    noise_a, noise_v = (torch.rand(10, n, generator=mask) for n in (TOY.patches_a, TOY.patches_v))
+    parts = er.loss(second).parts
+
+    slots = torch.randperm(4, generator=torch.Generator().set_state(drawn))
+    clips = [(second.audio[i], second.video[i]) for i in range(6)]
+    clips += [(first.audio[s].half(), first.video[s]) for s in slots]
+    recon_a, recon_v, z_a, z_v = [], [], [], []
+    for i, (audio, video) in enumerate(clips):
+        a, v = er.model.patches_a(audio[None]), er.model.patches_v(video[None])
+        split_a = split_by_noise(noise_a[i : i + 1], int(TOY.patches_a * (1 - 0.7)))
+        split_v = split_by_noise(noise_v[i : i + 1], int(TOY.patches_v * (1 - 0.7)))
+        out = er.model.pretrain(a, v, split_a, split_v)
+        target_a = losses.norm_pix(out.target_a) if norm_pix else out.target_a
+        target_v = losses.norm_pix(out.target_v) if norm_pix else out.target_v
+        recon_a.append((out.recon_a - target_a).square().mean())
+        recon_v.append((out.recon_v - target_v).square().mean())
+        z_a.append(out.z_a)
+        z_v.append(out.z_v)
+    assert list(parts) == ["recon_a", "recon_v", "contrastive"]
+    torch.testing.assert_close(parts["recon_a"], sum(recon_a) / 10)
+    torch.testing.assert_close(parts["recon_v"], sum(recon_v) / 10)
+    contrastive = losses.contrastive(torch.cat(z_a), torch.cat(z_v), 0.2).mean()
+    torch.testing.assert_close(parts["contrastive"], 0.3 * contrastive)
+
+
+@pytest.mark.parametrize("name", ["derpp", "stella", "stella_plus", "random", "mats"])
+def test_penalty_is_the_distance_to_what_the_outputs_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method(name, alpha=0.25, clips=6)
+    train(one, [6])
+    outputs, pretrain = [], one.pretrain
+    monkeypatch.setattr(one, "pretrain", lambda *patches: outputs.append(pretrain(*patches)) or outputs[0])
+    slots = torch.randperm(6, generator=one.memory.generator.clone_state())
+    part = one.loss(batch(8, 6)).parts["penalty"]
+    rows = one.memory.state_dict()["rows"]
+    distances = [
+        (getattr(outputs[0], z)[8 + i] - rows[z][slots[i]]).square().mean() for i in range(6) for z in ("z_a", "z_v")
+    ]
+    torch.testing.assert_close(part, 0.25 * sum(distances) / 6)
+
+
+# ---- what all promise
+
+
+@every
+def test_works_with_any_batch_and_any_filling(name: str) -> None:
+    """Empty, part-full, full; batches smaller and larger than the memory, and of one clip."""
+    one = method(name, clips=4)
+    for parts in train(one, [1, 2, 6, 3, 1, 7]):
+        assert all(torch.tensor(part).isfinite() for part in parts.values())
+    if one.memory is not None:
+        assert (len(one.memory), one.memory.seen) == (4, 20)
+
+
+@every
+def test_total_is_the_sum_of_its_parts_and_teaches_every_parameter(name: str) -> None:
+    one = method(name)
+    train(one, [6, 6])
+    losses = one.loss(batch(6, 12))
+    assert all(part.shape == () for part in losses.parts.values())
+    torch.testing.assert_close(losses.total, sum(losses.parts.values()))
+    one.zero_grad()
+    losses.total.backward()
+    silent = [n for n, p in one.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not silent
+    assert not any(rows.requires_grad for rows in losses.keep.values())
+
+
+@every
+def test_parts_have_the_same_names_whether_the_memory_is_empty_or_not(name: str) -> None:
+    parts = train(method(name), [4, 4])
+    assert list(parts[0]) == list(parts[1])
+
+
+@every
+def test_same_seed_same_weights_and_another_seed_others(name: str) -> None:
+    one, same, other = (method(name, seed=seed) for seed in (1, 1, 2))
+    for m in (one, same, other):
+        train(m, [4, 4, 4])
+    assert_same_weights(one, same)
+    with pytest.raises(AssertionError):
+        assert_same_weights(one, other)
+
+
+@every
+def test_only_its_own_generators_are_drawn_from(name: str) -> None:
+    one = method(name)
+    adam = optimiser(one)
+    before = torch.get_rng_state()
+    for b in batches([4, 4]):
+        step(one, adam, b)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@every
+def test_goes_on_exactly_from_what_a_checkpoint_holds(name: str) -> None:
+    """Weights, optimiser, memory and generators: nothing else carries over from one step to the next."""
+    one, other = method(name, clips=7), method(name, clips=7, seed=9)
+    adam = optimiser(one)
+    for b in batches([4, 4, 4]):
+        step(one, adam, b)
+    other.load_state_dict(one.state_dict())
+    adam_other = optimiser(other)
+    adam_other.load_state_dict(copy.deepcopy(adam.state_dict()))
+    for key, g in one.generators.items():
+        other.generators[key].set_state(g.get_state())
+    if one.memory is not None and other.memory is not None:
+        other.memory.load_state_dict(one.memory.state_dict())
+    for b in batches([4, 3, 4], first=12):
+        assert step(one, adam, b) == step(other, adam_other, b)
+    assert_same_weights(one, other)
+
+
+@every
+def test_ids_change_no_weight(name: str) -> None:
+    one, other = method(name), method(name)
+    train(one, [4, 4, 4])
+    adam = optimiser(other)
+    for b in batches([4, 4, 4]):
+        step(other, adam, dataclasses.replace(b, ids=1000 - b.ids))
+    assert_same_weights(one, other)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on what makes the host wait for values of a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
+        return func(*args, **(kwargs or {}))
+
+
+@every
+def test_loss_reads_no_value(name: str) -> None:
+    one = method(name)
+    train(one, [4, 4])
+    with NoWaiting():
+        one.loss(batch(4, 8))
+
+
+@cuda
+@pytest.mark.parametrize("where", ["cpu", "model"])
+@every
+def test_loss_never_waits_for_the_gpu(name: str, where: Any) -> None:
+    torch.manual_seed(0)
+    one = build(name, CAV(TOY).cuda(), {}, ObjectiveConfig(), MemoryConfig(clips=10, device=where), 0)
+    for b in batches([4, 4, 4, 4]):
+        there = b.to("cuda")
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                losses = one.loss(there)
+            losses.total.backward()
+            if where == "model":
+                one.after_step(there, losses)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if where == "cpu":
+            one.after_step(there, losses)
+        assert losses.total.isfinite()
+    if one.memory is not None:
+        assert len(one.memory) == 10
+
+
+@every
+def test_says_what_it_is(name: str) -> None:
+    cls = METHODS[name]
+    assert cls.summary and "\n" not in cls.summary
+    assert cls.citation
+    assert issubclass(cls, Method) and not inspect.isabstract(cls)
+    assert dataclasses.is_dataclass(cls.Config)
+
+
+def test_paper_values_are_the_defaults() -> None:
+    assert METHODS["derpp"].Config().alpha == 0.5
+    stella = METHODS["stella"].Config()
+    assert (stella.alpha, stella.beta, stella.keep_ratio, stella.chunk) == (0.5, 0.4, 0.5, 4)
+    assert to_tree(ObjectiveConfig()) == {"contrast_weight": 0.1, "tau": 0.05, "mask_ratio": 0.8, "norm_pix": True}
+
+
+# ---- bytes
+
+
+def _bytes(name: str, preset: str, **args: Any) -> int:
+    cls = METHODS[name]
+    columns = cls.columns(PRESETS[preset], cls.Config(**args))
+    assert columns is not None
+    return bytes_per_clip(columns)
+
+
+@pytest.mark.parametrize("name", REPLAY)
+def test_2000_clips_of_the_paper_take_at_most_1_8_gb(name: str) -> None:
+    clip = 4 * 3 * 224 * 224 + 2 * 1024 * 128  # uint8 frames, half-precision spectrogram
+    outputs, queries, scores = 4 * 2 * 768, 4 * 2 * 768, 4 * 2 * (512 + 784)
+    patches = 392 * 768 + 2 * 256 * 256 + 2 * (392 + 256)  # chosen pixels and half-precision audio, their positions
+    expected = {
+        "er": 8 + clip,
+        "stella": 8 + clip + outputs + queries + scores,
+        "stella_plus": 8 + patches + outputs + queries,
+    }
+    assert _bytes(name, "base") == expected.get(name, 8 + clip + outputs)
+    assert 2000 * _bytes(name, "base") <= 1.8e9
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_stella_plus_keeps_twice_the_clips_in_the_same_bytes(preset: str) -> None:
+    stella, plus = _bytes("stella", preset), _bytes("stella_plus", preset)
+    assert 2 * plus == pytest.approx(stella, rel=0.02)
+
+
+def test_capacity_in_bytes_becomes_clips() -> None:
+    each = bytes_per_clip(METHODS["stella"].columns(TOY, METHODS["stella"].Config()))
+    torch.manual_seed(0)
+    for name, least, most in (("stella", 100, 100), ("stella_plus", 196, 204)):
+        memory = MemoryConfig(clips=None, bytes=100 * each)
+        one = build(name, CAV(TOY), {}, ObjectiveConfig(), memory, 0)
+        assert least <= one.memory.capacity <= most
+        assert one.memory.bytes <= 100 * each
+
+
+# ---- bad input
+
+
+def test_an_unknown_method_fails_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'stela'; choose one of finetune, multitask, er, derpp"):
+        method("stela")
+
+
+def test_wrong_hyper_parameters_fail_with_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key method\.alfa: did you mean method\.alpha"):
+        method("derpp", alfa=1)
+    with pytest.raises(ConfigError, match=r"unknown key method\.alpha: there are no keys here"):
+        method("er", alpha=1)
+    with pytest.raises(ConfigError, match=r"method\.audio must be one of 'time', 'frequency', 'free'"):
+        method("stella", audio="tempo")
+    for name in ("stella", "stella_plus", "random", "mats"):
+        for keep_ratio in (0.2, 1.1):
+            with pytest.raises(ConfigError, match=r"keep_ratio keeps \d+ of 64 patches, of which 12 are visible"):
+                method(name, keep_ratio=keep_ratio)
+    for wrong in ({"beta": 0.0}, {"chunk": 0}, {"avm_heads": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            method("stella", **wrong)
+    with pytest.raises(ConfigError, match="heads=5 must divide"):
+        method("stella", avm_heads=5)
+
+
+def test_a_memory_too_large_or_given_twice_is_refused() -> None:
+    with pytest.raises(StellaError, match="give exactly one"):
+        build("er", CAV(TOY), {}, ObjectiveConfig(), MemoryConfig(bytes=10**6), 0)
+    with pytest.raises(StellaError, match=r"GB free"):
+        build("er", CAV(TOY), {}, ObjectiveConfig(), MemoryConfig(clips=10**12), 0)
+    build("finetune", CAV(TOY), {}, ObjectiveConfig(), MemoryConfig(clips=10**12), 0)
+
+
+def test_float_pixels_are_not_squeezed_into_a_memory_of_bytes() -> None:
+    er, one = method("er"), batch(2)
+    floats = Batch(er.model.normalise(one.video), one.audio, one.ids)
+    with pytest.raises(StellaError, match=r"keeps video as torch\.uint8"):
+        er.after_step(floats, er.loss(floats))
