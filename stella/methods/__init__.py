@@ -10,6 +10,7 @@ from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
 from stella.methods.derpp import DERpp
 from stella.methods.er import ER
 from stella.methods.finetune import Finetune
+from stella.methods.initial import Initial
 from stella.methods.multitask import Multitask
 from stella.methods.stella import STELLA
 from stella.methods.stella_plus import STELLAPlus
@@ -18,6 +19,7 @@ from stella.model.cav import CAV
 __all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "build"]
 
 METHODS: dict[str, type[Method]] = {
+    "initial": Initial,
     "finetune": Finetune,
     "multitask": Multitask,
     "er": ER,

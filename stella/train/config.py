@@ -36,6 +36,7 @@ class TrainConfig:
     beta2: float = 0.999
     weight_decay: float = 5e-7
     warmup_steps: int = 0
+    decay: float = 0.0  # the last share of all steps over which the learning rate falls to nothing; not for streams
     accumulate: int = 1  # batches for each step; the last step of a task takes those that are left
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -49,6 +50,8 @@ class TrainConfig:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ConfigError(f"train.{name} must be at least {value}, not {getattr(self, name)}")
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"train.decay={self.decay} is a share of all steps; it must lie in 0…1")
         if self.lr <= 0 or not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1) or self.weight_decay < 0:
             raise ConfigError(
                 f"train.lr={self.lr} must be above 0, beta1={self.beta1} and beta2={self.beta2} in 0…1 and "

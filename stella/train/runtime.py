@@ -47,7 +47,7 @@ def environment(run: Runtime) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
     gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     return {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": os.environ.get("STELLA_COMMIT") or _git("rev-parse", "HEAD"),  # the former where no .git travels
         "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

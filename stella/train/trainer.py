@@ -4,6 +4,7 @@ A step whose loss or gradients are not finite is left out: weights, optimiser an
 flag is read from the device once a step, because the memory must not take what such a step computed.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -118,10 +119,16 @@ class Trainer:
         return False
 
     def _step(self) -> None:
-        warm = min(1.0, self.counters.step / self.config.warmup_steps) if self.config.warmup_steps else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * warm
+            group["lr"] = self.config.lr * self._rate()
         self.optimizer.step()
+
+    def _rate(self) -> float:
+        """Of the learning rate at this step: up over the warm-up, down over the decay, 1 between."""
+        step, warmup = self.counters.step, self.config.warmup_steps
+        steps = math.ceil(len(self.stream) / self.config.accumulate)
+        falling, left = self.config.decay * steps, steps + 1 - step
+        return min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         memory = self.method.memory

@@ -1,0 +1,5 @@
+"""`python -m stella`: the command line where its script is not installed."""
+
+from stella.cli import main
+
+main()
