@@ -38,4 +38,4 @@ def build(
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
     cls = METHODS[name]
-    return cls(model, build_config(cls.Config, args, "method."), objective, memory, seed)
+    return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed)

@@ -308,16 +308,16 @@ def test_capacity_in_bytes_becomes_clips() -> None:
 
 
 def test_an_unknown_method_fails_with_the_list() -> None:
-    with pytest.raises(ConfigError, match="unknown method 'stela'; choose one of finetune, multitask, er, derpp"):
+    with pytest.raises(ConfigError, match=r"unknown method 'stela'; choose one of .*finetune, multitask, er, derpp"):
         method("stela")
 
 
 def test_wrong_hyper_parameters_fail_with_their_key() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key method\.alfa: did you mean method\.alpha"):
+    with pytest.raises(ConfigError, match=r"unknown key args\.alfa: did you mean args\.alpha"):
         method("derpp", alfa=1)
-    with pytest.raises(ConfigError, match=r"unknown key method\.alpha: there are no keys here"):
+    with pytest.raises(ConfigError, match=r"unknown key args\.alpha: there are no keys here"):
         method("er", alpha=1)
-    with pytest.raises(ConfigError, match=r"method\.audio must be one of 'time', 'frequency', 'free'"):
+    with pytest.raises(ConfigError, match=r"args\.audio must be one of 'time', 'frequency', 'free'"):
         method("stella", audio="tempo")
     for name in ("stella", "stella_plus", "random", "mats"):
         for keep_ratio in (0.2, 1.1):
