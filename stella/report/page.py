@@ -14,6 +14,7 @@ from stella.evaluate.retrieval import KS
 from stella.report import plots
 from stella.report.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run
 from stella.report.style import CSS
+from stella.report.svg import SERIES
 from stella.report.tables import CEILINGS, DIRECTIONS
 
 LISTED = 20  # skipped clips that are named
@@ -135,7 +136,7 @@ def _section(g: Group, colour: int, top: float) -> str:
     if heat:
         cards.insert(0, f'<div class="card"><h3>acc(t, i)</h3>{heat}</div>')
     return (
-        f'<div class="bar" style="background: var(--c{colour % len(plots.SERIES)})"></div><h2>{escape(g.label)}</h2>'
+        f'<div class="bar" style="background: var(--c{colour % len(SERIES)})"></div><h2>{escape(g.label)}</h2>'
         f'<p class="faint">{escape(_about(g.method))}</p><div class="cards">{"".join(cards)}</div>'
         f'<div class="card wide">{_run_list(g)}{_skipped(g)}{_configuration(g)}</div>'
     )
@@ -243,7 +244,7 @@ def _figure(svg: str, caption: str) -> str:
 
 
 def _dot(row: int) -> str:
-    return f'<span class="dot" style="background: var(--c{row % len(plots.SERIES)})"></span>'
+    return f'<span class="dot" style="background: var(--c{row % len(SERIES)})"></span>'
 
 
 def _runs_done(g: Group) -> str:

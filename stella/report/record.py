@@ -134,6 +134,10 @@ class Group:
         return self.runs[0].method
 
     @property
+    def tasks(self) -> list[str]:
+        return max((run.tasks for run in self.runs), key=len)
+
+    @property
     def finished(self) -> list[RunRecord]:
         return [run for run in self.runs if run.finished]
 

@@ -130,7 +130,7 @@ def test_the_configuration_is_there_with_what_differs(page: str) -> None:
 
 
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a<b>&c", "<method>", tasks=("<i>one", "two&"))
+    path = write_run(tmp_path / "a<b>&c", "<method\\1 $x^", tasks=("<i>one", "two&$^$"))
     record = {"id": 1, "path": "<script>x</script>.mp4", "reason": "no <audio>", "remedy": "leave it & go"}
     (path / "skipped.jsonl").write_text(json.dumps(record) + "\n")
     outline = parse(write_page([path], tmp_path / "page.html").read_text())
@@ -159,6 +159,20 @@ def test_a_run_stopped_anywhere_makes_a_page_that_says_so(tmp_path: Path, keep: 
     page = write_page([path], tmp_path / "page.html").read_text()
     parse(page)
     assert "run is unfinished: step" in page
+
+
+@pytest.mark.filterwarnings("error")
+def test_seeds_that_have_come_to_different_places_share_a_page(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / str(seed), "stella", seed) for seed in range(3)]
+    for path, keep in zip(paths, (0, 62, 1000), strict=True):
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line["kind"] == "evaluation":
+                line["importance_ratio"][1] = None  # a task without masks
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:keep]))
+    page = write_page(paths, tmp_path / "page.html").read_text()
+    assert len(headings(page)) == 6 and page.count('<p class="note">') == 2
+    assert str(group(map(read_run, paths))[0].spread("A")) in page
 
 
 def test_left_out_steps_are_counted(tmp_path: Path) -> None:
