@@ -1,0 +1,125 @@
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from small import same
+
+from stella.errors import StellaError
+from stella.train.checkpoint import Checkpoints
+
+
+def state(number: int) -> dict[str, object]:
+    return {
+        "number": number,
+        "nested": {"none": None, "list": [1, 2.5, "a"], "tensor": torch.arange(5000) + number},
+        3: torch.full((4,), float(number)),
+    }
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(7, state(7))
+    assert same(Checkpoints(tmp_path).load(), state(7))
+    assert same(torch.load(path, weights_only=True), state(7))  # without this module, and without running a pickle
+
+
+def test_without_any_there_is_none(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none").load() is None
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (9, 10, 100, 101):
+        checkpoints.save(step, state(step))
+    assert [name.split("-")[1] for name in files(tmp_path)] == ["00000100", "00000101"]
+    assert same(checkpoints.load(), state(101))
+
+
+def test_a_later_one_of_the_same_step_takes_its_place(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(4, state(4))
+    checkpoints.save(5, state(5))
+    checkpoints.save(5, state(6))
+    assert len(files(tmp_path)) == 2
+    assert same(checkpoints.load(), state(6))
+
+
+def test_views_do_not_drag_along_what_they_are_views_of(tmp_path: Path) -> None:
+    rows = torch.zeros(100_000)
+    path = Checkpoints(tmp_path).save(1, {"rows": rows[:10]})
+    assert path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_broken_one_is_put_aside_for_the_one_before(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, state(1))
+    newest = checkpoints.save(2, state(2))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes({"cut": bytes(data[:-100]), "flip": bytes(data), "empty": b""}[damage])
+    assert same(checkpoints.load(), state(1))
+    checkpoints.save(2, state(2))  # the broken one does not count among the newest
+    assert same(Checkpoints(tmp_path).load(), state(2))
+    assert sum(name.endswith(".pt") for name in files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_kill_while_writing_leaves_the_one_before(
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    size = checkpoints.save(1, state(1)).stat().st_size
+    written = 0
+
+    def dying(self: object, data: bytes, write: object = _writer().write) -> int:
+        nonlocal written
+        written += memoryview(data).nbytes
+        if written >= share * size:
+            os._exit(0)
+        return write(self, data)  # type: ignore[operator, no-any-return]
+
+    if not (child := os.fork()):
+        monkeypatch.setattr(_writer(), "write", dying)
+        checkpoints.save(2, state(2))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert any(name.endswith(".tmp") for name in files(tmp_path))
+    assert same(checkpoints.load(), state(1))
+    assert not any(name.endswith(".tmp") for name in files(tmp_path))
+
+
+def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state(1))
+    before = files(tmp_path)
+    with small_disk(8192), pytest.raises(StellaError, match=r"step 2 cannot be written .*free some space"):
+        checkpoints.save(2, state(2))
+    assert files(tmp_path) == before
+    assert same(checkpoints.load(), state(1))
+    checkpoints.save(2, state(2))
+    assert same(checkpoints.load(), state(2))
+
+
+@contextmanager
+def small_disk(most: int) -> Iterator[None]:
+    """No file may grow beyond `most` bytes: the system refuses it in the middle of a write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _writer() -> type:
+    from stella.train import checkpoint
+
+    return checkpoint._Writer

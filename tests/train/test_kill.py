@@ -1,0 +1,24 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILL = Path(__file__).with_name("kill.py")
+
+
+@pytest.mark.parametrize("moments", [4, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(moments: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(KILL), str(tmp_path), str(moments), "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == moments
+    assert all(result["same"] for result in results), results
+    assert sum(result["killed"] for result in results) >= 0.75 * moments, results

@@ -1,0 +1,335 @@
+import io
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from small import Noise, noise_tasks, outcome, quick, same, use_tasks
+from test_checkpoint import small_disk
+
+from stella.clip import Batch
+from stella.errors import ConfigError, StellaError
+from stella.methods import METHODS, Losses, MemoryConfig
+from stella.methods.finetune import Finetune
+from stella.model import weights
+from stella.model.avm import AVM
+from stella.model.cav import CAV
+from stella.train.checkpoint import Checkpoints
+from stella.train.config import FREE, model_config, settle
+from stella.train.run import RunResult, build_method, pretrain, resume
+from stella.train.trainer import Trainer
+
+QUIET = Console(file=io.StringIO())
+
+
+@pytest.fixture(autouse=True)
+def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    text = (run / "metrics.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.joint])
+def test_every_method_runs_through(method: str, tmp_path: Path) -> None:
+    result = pretrain(quick(method), tmp_path, console=QUIET)
+    assert result.finished and result.exit_code == 0
+    evaluations = lines(tmp_path, "evaluation")
+    assert [(e["task"], e["step"]) for e in evaluations] == [(-1, 0), (0, 3), (1, 6), (2, 9)]  # 10, 11, 12 clips by 4
+    for e in evaluations:
+        assert e["tasks"] == ["one", "two", "three"]
+        assert all(len(e["recall"][d][k]) == 3 for d in ("a2v", "v2a") for k in ("1", "5", "10"))
+        assert len(e["modality_gap"]) == 3
+    steps = lines(tmp_path, "step")
+    assert [s["step"] for s in steps] == [2, 3, 4, 6, 8, 9]  # every second, and the last of a task
+    assert steps[-1]["clips"] == 33
+    assert steps[-1]["loss"] == pytest.approx(sum(steps[-1]["parts"].values()))
+    [end] = lines(tmp_path, "end")
+    assert end == result.end and end["A"] is not None and end["F"] is not None
+    assert result.evaluations == evaluations
+
+
+def test_the_memory_is_counted_by_task(tmp_path: Path) -> None:
+    result = pretrain(quick("er", "memory.clips=15"), tmp_path, console=QUIET)
+    counts = [e["memory_by_task"] for e in result.evaluations]
+    assert counts[:2] == [[0, 0, 0], [10, 0, 0]]
+    assert sum(counts[2]) == 15 and counts[2][2] == 0
+    assert sum(counts[3]) == 15
+    finetune = pretrain(quick("finetune"), tmp_path / "other", console=QUIET)
+    assert {e["memory_by_task"] for e in finetune.evaluations} == {None}
+
+
+def test_a_joint_method_sees_all_tasks_shuffled_and_is_evaluated_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    plain = Finetune.loss
+    monkeypatch.setattr(Finetune, "loss", lambda self, batch: (seen.append(batch.ids.tolist()), plain(self, batch))[1])
+    result = pretrain(quick("multitask", "stream.epochs=2"), tmp_path, console=QUIET)
+    assert [(e["task"], e["step"]) for e in result.evaluations] == [(-1, 0), (2, 18)]
+    assert result.end["A"] is not None and result.end["F"] is None
+    epochs = [[i for ids in half for i in ids] for half in (seen[:9], seen[9:])]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(33))] * 2
+    assert len({0 if i < 10 else 1 if i < 21 else 2 for i in epochs[0][:12]}) > 1
+    assert epochs[0] != epochs[1]
+
+
+def test_two_runs_of_one_configuration_are_equal_and_of_another_seed_are_not(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        pretrain(quick("stella", f"seed={seed}"), tmp_path / name, console=QUIET)
+    assert same(outcome(tmp_path / "a"), outcome(tmp_path / "b"))
+    assert not same(outcome(tmp_path / "a")["weights"], outcome(tmp_path / "c")["weights"])
+
+
+@pytest.mark.parametrize("names", [("three", "one", "two"), ("x", "y", "z")])
+def test_no_weight_depends_on_task_labels(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain(quick("stella"), tmp_path / "a", console=QUIET)
+    use_tasks(monkeypatch, noise_tasks(names))  # the same clips in the same order, other names and labels
+    pretrain(quick("stella"), tmp_path / "b", console=QUIET)
+    a, b = outcome(tmp_path / "a"), outcome(tmp_path / "b")
+    assert same(a["weights"], b["weights"])
+    assert same(a["state"]["trainer"]["memory"], b["state"]["trainer"]["memory"])
+
+
+def test_no_weight_depends_on_where_a_task_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Noise(0, 24)
+
+    class Half:
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            return whole[self.first + index]
+
+        def tensors(self, indices: list[int], device: str = "cpu") -> Any:
+            return whole.tensors([self.first + i for i in indices], device)
+
+    plain = ("stream.shuffle=false", "stream.augment=false")
+    for name, tasks in (("a", [("whole", whole)]), ("b", [("first", Half(0)), ("second", Half(12))])):
+        use_tasks(monkeypatch, tasks)
+        pretrain(quick("stella", *plain), tmp_path / name, console=QUIET)
+    assert same(outcome(tmp_path / "a")["weights"], outcome(tmp_path / "b")["weights"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["loss", "evaluation"])
+def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
+    number: signal.Signals, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain(quick("er"), tmp_path / "whole", console=QUIET)
+    handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
+    calls = 0
+    owner, name, at = (METHODS["er"], "loss", 5) if where == "loss" else (CAV, "represent_v", 8)
+    plain = getattr(owner, name)
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), number)
+        return plain(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        console = Console(file=io.StringIO())
+        result = pretrain(quick("er"), tmp_path / "run", console=console)
+    assert (result.finished, result.exit_code) == (False, 128 + number)
+    assert number.name in console.file.getvalue()  # type: ignore[attr-defined]
+    state = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert state is not None and state["trainer"]["counters"]["step"] == (5 if where == "loss" else 3)
+    assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert resume(tmp_path / "run", console=QUIET).finished
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
+    plain, calls = Finetune.loss, 0
+
+    def loss(self: Finetune, batch: Batch) -> Losses:
+        nonlocal calls
+        calls += 1
+        losses = plain(self, batch)
+        bad = {"recon_v": losses.parts["recon_v"] * torch.nan}
+        return Losses(losses.parts | bad, losses.keep) if calls in steps else losses
+
+    monkeypatch.setattr(Finetune, "loss", loss)
+
+
+def test_nine_steps_without_a_finite_loss_are_left_out_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, set(range(3, 12)))
+    result = pretrain(quick("finetune", "stream.epochs=2"), tmp_path, console=QUIET)
+    assert result.finished and result.end["left_out_steps"] == 9
+    assert [line["step"] for line in lines(tmp_path, "skip")] == list(range(3, 12))
+
+
+def test_ten_in_a_row_stop_the_run_with_a_checkpoint_and_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        spoil(patch, set(range(3, 100)))
+        with pytest.raises(StellaError, match=r"10 steps in a row up to step 12 .*recon_v.*checkpoint is saved"):
+            pretrain(quick("finetune", "stream.epochs=2"), tmp_path, console=QUIET)
+    state = Checkpoints(tmp_path / "checkpoints").load()
+    assert state is not None and state["trainer"]["counters"]["step"] == 12
+    result = resume(tmp_path, console=QUIET)  # it was the loss, not the run
+    assert result.finished and result.end["left_out_steps"] == 10
+
+
+def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    pretrain(quick("er"), whole, console=QUIET)
+    config = quick("er", "train.checkpoint_minutes=0")
+    size = max(path.stat().st_size for path in (whole / "checkpoints").iterdir())
+    with small_disk(size - 40_000), pytest.raises(StellaError, match="free some space and continue with --resume"):
+        pretrain(config, run, console=QUIET)  # checkpoints grow with the memory
+    state = Checkpoints(run / "checkpoints").load()
+    assert state is not None and 0 < state["trainer"]["counters"]["step"] < 9
+    assert pretrain(config, run, resume=True, console=QUIET).finished
+    assert same(outcome(run), outcome(whole))
+
+
+def test_a_finished_run_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pretrain(quick("finetune"), tmp_path, console=QUIET)
+    monkeypatch.setattr(Trainer, "advance", None)
+    assert pretrain(quick("finetune"), tmp_path, resume=True, console=QUIET) == first
+
+
+def test_a_begun_folder_is_refused_without_resume(tmp_path: Path) -> None:
+    pretrain(quick("finetune"), tmp_path, console=QUIET)
+    with pytest.raises(StellaError, match="holds a run already; continue it with --resume"):
+        pretrain(quick("finetune"), tmp_path, console=QUIET)
+
+
+def stopped_early(run: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> RunResult:
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if self.counters.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", advance)
+        return pretrain(quick("er", *more), run, console=QUIET)
+
+
+def test_a_changed_configuration_is_refused_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stopped_early(tmp_path, monkeypatch).exit_code == 143
+    for override, told in (
+        ("train.lr=0.5", "train.lr was 0.001 and is now 0.5"),
+        ("seed=3", "seed was 0 and is now 3"),
+        ("memory.clips=8", "memory.clips was 7 and is now 8"),
+        ("method=derpp", "method was 'er' and is now 'derpp'"),
+    ):
+        with pytest.raises(StellaError, match=told):
+            resume(tmp_path, [override], console=QUIET)
+    with pytest.raises(ConfigError, match=r"train\.lr\?"):
+        resume(tmp_path, ["train.lrr=1"], console=QUIET)
+
+
+def test_what_no_result_depends_on_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(quick("er"), tmp_path / "whole", console=QUIET)
+    stopped_early(tmp_path / "run", monkeypatch)
+    changes = {
+        "stream.workers": "2",
+        "stream.prefetch": "3",
+        "stream.time_limit": "30.0",
+        "data.cache": "off",
+        "train.checkpoint_minutes": "0.0",
+        "train.keep_checkpoints": "1",
+        "train.tensorboard": "false",
+    }
+    assert set(changes) == set(FREE)
+    assert resume(tmp_path / "run", [f"{key}={value}" for key, value in changes.items()], console=QUIET).finished
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["stream"]["workers"] == 2
+
+
+def test_metrics_hold_no_times_and_speed_does(tmp_path: Path) -> None:
+    pretrain(quick("finetune"), tmp_path, console=QUIET)
+    assert "second" not in (tmp_path / "metrics.jsonl").read_text()
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "speed.jsonl").read_text().splitlines()]
+    assert set(kinds) == {"start", "step", "evaluation", "checkpoint"}
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert {"commit", "torch", "gpu", "threads"} <= facts.keys()
+    assert (tmp_path / "config.json").exists() and (tmp_path / "lock").read_text() == ""
+
+
+def test_one_line_a_task_where_there_is_no_terminal(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    pretrain(quick("finetune"), tmp_path, console=console)
+    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split(":")[0] for line in said] == [
+        "finetune before the first task",
+        "finetune after one (1 of 3)",
+        "finetune after two (2 of 3)",
+        "finetune after three (3 of 3)",
+    ]
+
+
+def test_a_terminal_shows_parts_speed_and_memory(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    pretrain(quick("finetune"), tmp_path, console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(word in said for word in ("recon_a", "contrastive", "clips/s", "GB", "epoch 1 of 1"))
+
+
+def test_an_unknown_method_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'stela'.*finetune.*stella"):
+        pretrain(quick("stela"), tmp_path, console=QUIET)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_memory_larger_than_the_machine_is_refused_before_it_starts(tmp_path: Path) -> None:
+    config = replace(quick("er"), memory=MemoryConfig(clips=10**9))
+    with pytest.raises(StellaError, match=r"GB.*free"):
+        pretrain(config, tmp_path, console=QUIET)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_initial_weights_fill_backbone_and_matching_module(tmp_path: Path) -> None:
+    config = settle(quick("stella", f"model.weights={tmp_path / 'w.safetensors'}"))
+    torch.manual_seed(99)
+    model = CAV(model_config(config))
+    avm = AVM(model.config.dim, model.config.heads)
+    weights.save(tmp_path / "w.safetensors", model, avm)
+    method = build_method(config, torch.device("cpu"))
+    assert method.avm is not None
+    assert same(dict(method.model.state_dict()), dict(model.state_dict()))
+    assert same(dict(method.avm.state_dict()), dict(avm.state_dict()))
+    assert not same(
+        dict(build_method(config, torch.device("cpu"), initial=False).model.state_dict()), dict(model.state_dict())
+    )
+
+
+def test_a_resumed_run_needs_its_initial_weights_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "w.safetensors"
+    weights.save(file, CAV(model_config(settle(quick()))))
+    stopped_early(tmp_path / "run", monkeypatch, f"model.weights={file}")
+    file.unlink()
+    assert resume(tmp_path / "run", console=QUIET).finished
+
+
+def test_the_final_weights_are_the_last_checkpoints(tmp_path: Path) -> None:
+    result = pretrain(quick("stella"), tmp_path, console=QUIET)
+    loaded = weights.load(tmp_path / "model.safetensors")
+    state = outcome(tmp_path)["state"]["trainer"]["method"]
+    assert loaded.avm is not None
+    assert all(torch.equal(value, state[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
+    assert all(torch.equal(value, state[f"avm.{name}"]) for name, value in loaded.avm.state_dict().items())
+    assert loaded.extra["scores"]["A"] == result.end["A"]
+    assert loaded.extra["config"]["method"] == "stella"

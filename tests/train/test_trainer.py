@@ -1,0 +1,170 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import Noise, quick, same
+from torch import Tensor
+
+from stella.clip import Batch
+from stella.data.stream import Stream
+from stella.methods import Losses, Method
+from stella.train.config import RunConfig, settle
+from stella.train.run import build_method
+from stella.train.runtime import runtime
+from stella.train.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+def make(config: RunConfig, lengths: tuple[int, ...] = (10, 11)) -> Trainer:
+    config = settle(replace(config, stream=replace(config.stream, epochs=2)))
+    stream = Stream([(str(i), Noise(i, length)) for i, length in enumerate(lengths)], config.stream)
+    return Trainer(build_method(config, CPU), stream, config.train, runtime("cpu"))
+
+
+def weights(method: Method) -> list[Tensor]:
+    return [p.detach().clone() for p in method.parameters()]
+
+
+def test_steps_are_those_of_a_plain_loop() -> None:
+    config = settle(quick("er", "train.warmup_steps=3", "train.weight_decay=0.01"))
+    trainer = make(config)
+    while trainer.advance():
+        pass
+    plain = make(config)
+    optimizer = torch.optim.Adam(plain.method.parameters(), lr=1.0, betas=(0.95, 0.999), weight_decay=0.01)
+    clips = 0
+    for number, batch in enumerate(plain.stream, 1):
+        optimizer.param_groups[0]["lr"] = 1e-3 * min(1, number / 3)
+        losses = plain.method.loss(batch)
+        optimizer.zero_grad()
+        sum(losses.parts.values()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        plain.method.after_step(batch, losses)
+        clips += len(batch)
+    assert same(weights(trainer.method), weights(plain.method))
+    assert trainer.counters.step == len(plain.stream) == 12 and trainer.counters.clips == clips == 42
+
+
+def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
+    trainer, plain = make(quick("finetune", "train.accumulate=4")), make(quick("finetune"))
+    optimizer = torch.optim.Adam(plain.method.parameters(), lr=1e-3, betas=(0.95, 0.999), weight_decay=5e-7)
+    for group in (4, 2, 4, 2):  # two epochs of three batches a task
+        optimizer.zero_grad()
+        for _ in range(group):
+            (plain.method.loss(next(plain.stream)).total / group).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        assert trainer.advance()
+        for ours, theirs in zip(weights(trainer.method), weights(plain.method), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+    assert not trainer.advance()
+
+
+def test_accumulation_fills_the_memory_with_every_batch() -> None:
+    trainer = make(quick("er", "train.accumulate=3", "memory.clips=100"))
+    while trainer.advance():
+        pass
+    assert trainer.method.memory is not None
+    assert trainer.method.memory.seen == trainer.counters.clips == 42
+
+
+def spoil(trainer: Trainer, steps: set[int], how: Callable[[Tensor], Tensor]) -> None:
+    plain = trainer.method.loss
+
+    def loss(batch: Batch) -> Losses:
+        losses = plain(batch)
+        if trainer.counters.step + 1 not in steps:
+            return losses
+        return Losses({**losses.parts, "recon_a": how(losses.parts["recon_a"])}, losses.keep)
+
+    trainer.method.loss = loss  # type: ignore[method-assign]
+
+
+class FiniteWithBadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * torch.inf
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        (lambda x: x * torch.nan, "recon_a"),
+        (lambda x: x + torch.inf, "recon_a"),
+        (FiniteWithBadGradient.apply, "the gradients"),
+    ],
+)
+def test_a_step_that_is_not_finite_leaves_everything_as_it_was(how: Callable[[Tensor], Tensor], named: str) -> None:
+    trainer = make(quick("derpp"))
+    spoil(trainer, {3, 4}, how)
+    trainer.advance()
+    trainer.advance()
+    assert trainer.method.memory is not None
+    trainer.meter.read()
+    before = weights(trainer.method), trainer.optimizer.state_dict()["state"], trainer.method.memory.seen
+    before = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, before)
+    trainer.advance()
+    assert trainer.not_finite == [named]
+    trainer.advance()
+    after = weights(trainer.method), trainer.optimizer.state_dict()["state"], trainer.method.memory.seen
+    assert same(before, after)
+    assert trainer.meter.read() == {}
+    assert (trainer.counters.left_out, trainer.counters.left_out_in_a_row) == (2, 2)
+    trainer.advance()
+    assert (trainer.counters.left_out, trainer.counters.left_out_in_a_row, trainer.counters.step) == (2, 0, 5)
+    assert not same(weights(trainer.method), after[0])
+
+
+def test_the_meter_means_over_steps() -> None:
+    trainer = make(quick("finetune"))
+    totals: list[float] = []
+    plain = trainer.method.loss
+
+    def loss(batch: Batch) -> Losses:
+        losses = plain(batch)
+        totals.append(losses.total.item())
+        return losses
+
+    trainer.method.loss = loss  # type: ignore[method-assign]
+    for _ in range(3):
+        trainer.advance()
+    means = trainer.meter.read()
+    assert means.pop("loss") == pytest.approx(sum(totals) / 3)
+    assert list(means) == ["recon_a", "recon_v", "contrastive"]
+    assert trainer.meter.read() == {}
+
+
+@pytest.mark.parametrize("method", ["finetune", "derpp", "stella", "stella_plus"])
+def test_a_state_continues_exactly(method: str, tmp_path: Path) -> None:
+    whole, first, second = make(quick(method)), make(quick(method)), make(quick(method, "stream.workers=0"))
+    while whole.advance():
+        pass
+    for _ in range(7):
+        first.advance()
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    while second.advance():
+        pass
+    assert same(second.state_dict(), whole.state_dict())
+    assert same(second.meter.read(), whole.meter.read())
+
+
+def test_training_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    trainer = make(quick("stella"))
+    trainer.advance()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    first, again, other = (make(quick("stella", f"seed={seed}")).method for seed in (1, 1, 2))
+    assert same(weights(first), weights(again))
+    assert not same(weights(first), weights(other))
