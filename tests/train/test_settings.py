@@ -1,0 +1,142 @@
+"""The configuration of a run, and the machine it finds itself on."""
+
+import csv
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from small import quick, use_tasks
+
+from stella.config import build, resolve, to_tree
+from stella.errors import ConfigError, StellaError
+from stella.report.tables import results_table
+from stella.train.compare import compare
+from stella.train.config import RunConfig, TrainConfig, model_config, settle
+from stella.train.run import pretrain
+from stella.train.runtime import environment, runtime
+from stella.train.trainer import Trainer
+
+QUIET = Console(file=io.StringIO())
+
+
+def test_sizes_come_from_the_data_and_the_stream_follows() -> None:
+    settled = settle(resolve(RunConfig, None, ["seed=4"]))
+    c = model_config(settled)
+    assert (c.image_size, c.spec_frames, c.frames) == (96, 256, 4)
+    assert (settled.stream.size, settled.stream.spec_frames, settled.stream.mels) == (96, 256, 128)
+    assert settled.stream.seed == 4
+    videos = settle(resolve(RunConfig, None, ["data.source=folder", "data.path=x", "model.preset=base"]))
+    assert (videos.stream.size, videos.stream.spec_frames) == (224, 1024)
+
+
+def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() -> None:
+    settled = settle(quick("stella", "args.alpha=0.3", "memory.clips=none", "memory.bytes=1000"))
+    assert settle(settled) == settled
+    assert build(RunConfig, to_tree(settled)) == settled
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("stream.size=64", r"stream\.size=64 would have to be 96"),
+        ("stream.seed=9", r"stream\.seed=9 would have to be 0"),
+        ("model.frames=8", r"model\.frames=8 but scenes have 4"),
+        ("model.preset=huge", r"unknown model 'huge'"),
+        ("model.image_size=50", r"image_size=50 must be a positive multiple"),
+    ],
+)
+def test_what_cannot_be_is_told(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        settle(resolve(RunConfig, None, [override]))
+
+
+@pytest.mark.parametrize("values", [{"lr": 0.0}, {"beta1": 1.0}, {"accumulate": 0}, {"keep_checkpoints": 0}])
+def test_training_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(values))}"):
+        TrainConfig(**values)  # type: ignore[arg-type]
+
+
+def test_the_papers_settings_are_the_defaults() -> None:
+    c = TrainConfig()
+    assert (c.lr, c.beta1, c.beta2, c.weight_decay, c.warmup_steps) == (1e-4, 0.95, 0.999, 5e-7, 0)
+
+
+def test_a_cpu_computes_in_float32() -> None:
+    machine = runtime("cpu")
+    with machine.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        runtime("cpu", "bfloat16")
+    assert machine.peak_bytes() > 50_000_000
+    assert environment(machine)["precision"] == "float32"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"train\.device=cuda but no GPU"):
+        runtime("cuda")
+
+
+def test_a_comparison_runs_all_seeds_and_skips_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    configs = {"plain": quick("finetune"), "replay": quick("er")}
+    pretrain(quick("er", "seed=2"), tmp_path / "replay" / "seed-2", console=QUIET)
+    begun: list[Path] = []
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if self.counters.step == 0:
+            begun.append(Path())
+        return plain(self)
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    result = compare(configs, [1, 2], tmp_path, QUIET)
+    assert len(begun) == 3 and result.exit_code == 0
+    assert [(g.method, [run.seed for run in g.runs]) for g in result.groups] == [("finetune", [1, 2]), ("er", [1, 2])]
+    rows = list(csv.DictReader(result.csv.open()))
+    assert sorted((row["name"], row["seed"]) for row in rows) == [
+        *(("plain", "1"), ("plain", "2"), ("replay", "1"), ("replay", "2"))
+    ]
+    for g in result.groups:
+        own = [float(row["A"]) for row in rows if row["method"] == g.method]
+        assert g.spread("A").mean == pytest.approx(sum(own) / 2)
+        assert g.spread("A").deviation == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+    assert all(row["commit"] and row["hardware"] and row["a2v_10_F"] for row in rows)
+    table = Console(file=io.StringIO(), width=160)
+    table.print(results_table(result.groups))
+    assert "±" in table.file.getvalue()  # type: ignore[attr-defined]
+    assert len(begun) == 3 and compare(configs, [1, 2], tmp_path, QUIET).runs == result.runs and len(begun) == 3
+
+
+def test_a_comparison_that_is_stopped_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    configs = {"plain": quick("finetune"), "joint": quick("multitask")}
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if self.method.joint and self.counters.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", advance)
+        stopped = compare(configs, [0], tmp_path, QUIET)
+    assert stopped.exit_code == 143 and [run.parent.name for run in stopped.runs] == ["plain"]
+    whole = compare(configs, [0], tmp_path, QUIET)
+    assert whole.exit_code == 0 and len(whole.runs) == 2
+    assert [row["F"] == "" for row in csv.DictReader(whole.csv.open())] == [False, True]  # not defined for joint
+
+
+def test_a_comparison_with_a_changed_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    compare({"plain": quick("finetune")}, [0], tmp_path, QUIET)
+    with pytest.raises(StellaError, match=r"train\.lr was 0\.001 and is now 0\.1"):
+        compare({"plain": quick("finetune", "train.lr=0.1")}, [0], tmp_path, QUIET)
+    with pytest.raises(StellaError, match="nothing to compare"):
+        compare({}, [0], tmp_path, QUIET)
