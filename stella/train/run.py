@@ -5,7 +5,6 @@ the end of a task it is written *before* the evaluation, which has no state: wha
 with the same outcome.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -133,11 +132,11 @@ class Run:
         self._saved = time.monotonic()
 
     def go(self) -> RunResult:
-        counters, steps = self.trainer.counters, math.ceil(len(self.stream) / self.config.train.accumulate)
+        counters = self.trainer.counters
         with ExitStack() as stack:
             self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
             self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
-            self.display = stack.enter_context(Display(self.console, steps, counters.step))
+            self.display = stack.enter_context(Display(self.console, self.trainer.steps, counters.step))
             if self.config.train.tensorboard:
                 self.board = stack.enter_context(closing(Board(self.folder.root / "tensorboard")))
             stack.enter_context(closing(self.stream))

@@ -62,6 +62,8 @@ class Trainer:
         self.counters = Counters()
         self.meter = Meter()
         self.not_finite: list[str] = []  # which parts of the loss made the last step be left out
+        batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
+        self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # all, if no clip is skipped
         self._parameters = [p for p in method.parameters() if p.requires_grad]
         self.optimizer = torch.optim.Adam(
             self._parameters,
@@ -126,8 +128,7 @@ class Trainer:
     def _rate(self) -> float:
         """Of the learning rate at this step: up over the warm-up, down over the decay, 1 between."""
         step, warmup = self.counters.step, self.config.warmup_steps
-        steps = math.ceil(len(self.stream) / self.config.accumulate)
-        falling, left = self.config.decay * steps, steps + 1 - step
+        falling, left = self.config.decay * self.steps, self.steps + 1 - step
         return min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
 
     def state_dict(self) -> dict[str, Any]:

@@ -63,6 +63,23 @@ def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() ->
     assert not trainer.advance()
 
 
+def test_the_learning_rate_rises_stays_and_falls_to_its_last_step() -> None:
+    trainer = make(quick("finetune", "train.warmup_steps=4", "train.decay=0.5", "train.accumulate=2"), (10, 11, 12))
+    assert trainer.steps == 9  # three tasks of six batches
+    rates = []
+    while trainer.advance():
+        rates.append(trainer.optimizer.param_groups[0]["lr"] / 1e-3)
+    assert rates == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 1, 4 / 4.5, 3 / 4.5, 2 / 4.5, 1 / 4.5])
+
+
+def test_steps_are_counted_with_the_short_one_of_each_task() -> None:
+    trainer = make(quick("finetune", "train.decay=1.0", "train.accumulate=5"), (4, 4, 4))  # two batches each
+    rates = []
+    while trainer.advance():
+        rates.append(trainer.optimizer.param_groups[0]["lr"] / 1e-3)
+    assert trainer.steps == trainer.counters.step == 3 and rates == pytest.approx([1, 2 / 3, 1 / 3])
+
+
 def test_accumulation_fills_the_memory_with_every_batch() -> None:
     trainer = make(quick("er", "train.accumulate=3", "memory.clips=100"))
     while trainer.advance():
