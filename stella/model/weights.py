@@ -25,11 +25,18 @@ from stella.model.avm import AVM
 from stella.model.cav import CAV, PRESETS, CAVConfig
 from stella.model.layouts import FORMATS, Converted, State, count_blocks, under
 
+SHIPPED = Path(__file__).parent / "shipped"
 OURS = "stella"  # the metadata key, and the format's name
 
 
 class WeightsError(StellaError):
     """A weight file that cannot be read or does not fit."""
+
+
+def find(name: Path | str) -> Path:
+    """A file, or weights that ship with the package by their name (`base-tiny`)."""
+    shipped = SHIPPED / f"{name}.safetensors"
+    return shipped if shipped.is_file() else Path(name)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[st
 
 def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     """A model as the file has it. Others' files do not hold a config: it is `config`, or the paper's (`base`)."""
-    file = _open(Path(path))
+    file = _open(find(path))
     if config is None:
         config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
     model = CAV(config)
@@ -83,11 +90,11 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
 
 def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]:
     """Fill a model (and matching module) from any known file; returns what the import had to decide."""
-    return _fill(_open(Path(path)), model, avm)
+    return _fill(_open(find(path)), model, avm)
 
 
 def describe(path: Path | str) -> Description:
-    file = _open(Path(path))
+    file = _open(find(path))
     return Description(
         format=file.format,
         tensors=len(file.state),
