@@ -43,9 +43,7 @@ class Checkpoints:
                 f"checkpoint of step {step} cannot be written to {self.folder} ({error.strerror}); nothing earlier is "
                 "lost: free some space and continue with --resume"
             ) from error
-        others = [other for other in self._found() if other != path]
-        same_step = [other for other in others if _step(other) == step]
-        for old in same_step + [other for other in others if other not in same_step][self.keep - 1 :]:
+        for old in [other for other in self._found() if other != path][self.keep - 1 :]:
             old.unlink(missing_ok=True)
         return path
 

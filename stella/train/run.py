@@ -119,13 +119,11 @@ class Run:
         self.skipped = Skipped(folder.skipped)
         self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
         self.trainer = Trainer(self.method, self.stream, config.train, self.machine)
-        self.evaluated = -2  # the last task after which was evaluated; -1: before the first
         self.environment = environment(self.machine)
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
-            self.evaluated = state["evaluated"]
         folder.cut(0 if state is None else state["metrics_bytes"])
         self.board: Board | None = None
         self._mark = (time.monotonic(), self.trainer.counters.clips)
@@ -202,8 +200,10 @@ class Run:
         return f"{self.config.method}: {self.stream.names[task]}, epoch {epoch + 1} of {self.config.stream.epochs}"
 
     def _evaluate_if_due(self) -> None:
+        """Before the first step and after a task's last one. No checkpoint lies between that and the next step, so
+        whoever comes from one to such a place has not been evaluated there, or has been cut back to before it."""
         due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
-        if due is None or due <= self.evaluated:
+        if due is None:
             return
         began = time.monotonic()
         cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
@@ -220,7 +220,6 @@ class Run:
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
         self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
-        self.evaluated = due
         self._mark = (time.monotonic(), counters.clips)
         self.speed.write({"kind": "evaluation", "task": task, "seconds": time.monotonic() - began})
         self._tell(task, summary([line | {"task": 0}])["A"])
@@ -251,7 +250,6 @@ class Run:
         began, step = time.monotonic(), self.trainer.counters.step
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
-            "evaluated": self.evaluated,
             "metrics_bytes": self.metrics.sync(),
         }
         path = self.checkpoints.save(step, state)

@@ -42,11 +42,10 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert same(checkpoints.load(), state(101))
 
 
-def test_a_later_one_of_the_same_step_takes_its_place(tmp_path: Path) -> None:
+def test_of_the_same_step_the_later_one_counts(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
-    checkpoints.save(4, state(4))
-    checkpoints.save(5, state(5))
-    checkpoints.save(5, state(6))
+    for number in (4, 5, 6):
+        checkpoints.save(5, state(number))
     assert len(files(tmp_path)) == 2
     assert same(checkpoints.load(), state(6))
 
