@@ -109,11 +109,10 @@ def test_two_runs_of_one_configuration_are_equal_and_of_another_seed_are_not(
     assert not same(outcome(tmp_path / "0")["weights"], outcome(tmp_path / "1")["weights"])
 
 
-@pytest.mark.parametrize("names", [("three", "one", "two"), ("x", "y", "z")])
 def test_no_weight_depends_on_task_labels(
-    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
 ) -> None:
-    use_tasks(monkeypatch, noise_tasks(names))  # the same clips in the same order, other names and labels
+    use_tasks(monkeypatch, noise_tasks(("two", "one", "new")))  # the same clips in order, permuted and renamed labels
     pretrain(quick("stella"), tmp_path, console=QUIET)
     a, b = outcome(whole("stella")), outcome(tmp_path)
     assert same(a["weights"], b["weights"])
@@ -143,8 +142,7 @@ def test_no_weight_depends_on_where_a_task_ends(tmp_path: Path, monkeypatch: pyt
     assert same(outcome(tmp_path / "a")["weights"], outcome(tmp_path / "b")["weights"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("where", ["loss", "evaluation"])
+@pytest.mark.parametrize(("number", "where"), [(signal.SIGTERM, "loss"), (signal.SIGINT, "evaluation")])
 def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
     number: signal.Signals,
     where: str,
