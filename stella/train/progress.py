@@ -41,7 +41,7 @@ class Display:
         self._bar.update(self._task, status=f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB")
 
     def say(self, line: str) -> None:
-        self.console.print(line, highlight=False)
+        self.console.print(line, highlight=False, soft_wrap=True)
 
 
 class Board:

@@ -120,12 +120,12 @@ class Run:
         self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
         self.trainer = Trainer(self.method, self.stream, config.train, self.machine)
         self.environment = environment(self.machine)
+        self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
         folder.cut(0 if state is None else state["metrics_bytes"])
-        self.board: Board | None = None
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
 
@@ -135,8 +135,8 @@ class Run:
             self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
             self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
             self.display = stack.enter_context(Display(self.console, self.trainer.steps, counters.step))
-            if self.config.train.tensorboard:
-                self.board = stack.enter_context(closing(Board(self.folder.root / "tensorboard")))
+            if self.board:
+                stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
             self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
             try:
@@ -241,7 +241,7 @@ class Run:
     def _memory_by_task(self) -> list[int] | None:
         if self.method.memory is None:
             return None
-        ids = self.method.memory.state_dict()["rows"]["id"].cpu()
+        ids = self.method.memory.ids.cpu()
         ends = torch.tensor([len(source) for _, source in self.tasks]).cumsum(0)
         counts: list[int] = torch.searchsorted(ends, ids, right=True).bincount(minlength=len(ends)).tolist()
         return counts

@@ -2,10 +2,12 @@ import io
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,6 +302,35 @@ def test_one_line_a_task_where_there_is_no_terminal(tmp_path: Path) -> None:
         "finetune after two (2 of 3)",
         "finetune after three (3 of 3)",
     ]
+
+
+def test_tensorboard_is_asked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
+    with pytest.raises(StellaError, match=r"pip install 'stella-av\[tensorboard\]'"):
+        pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=QUIET)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_tensorboard_gets_what_metrics_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    fake = SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=QUIET)
+    steps = lines(tmp_path, "step")
+    assert [(value, step) for name, value, step in written if name == "loss"] == [(s["loss"], s["step"]) for s in steps]
+    assert {"loss/recon_a", "clips/s", "mean recall"} <= {name for name, _, _ in written}
+    assert written[-1][0] == "closed"
 
 
 def test_a_terminal_shows_parts_speed_and_memory(tmp_path: Path) -> None:
