@@ -155,6 +155,133 @@ def weights(file: Annotated[Path, typer.Argument(help="safetensors, or a PyTorch
     console.print(table, highlight=False)
 
 
+Run = Annotated[Path, typer.Option(help="Folder of the run: configuration, metrics, checkpoints, weights.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Values such as train.lr=1e-4 data.clips=400.")]
+
+
+@app.command(rich_help_panel="Training")
+def pretrain(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML file of recipes/.")] = None,
+    values: Overrides = None,
+    run: Run = Path("runs/latest"),
+    resume: Annotated[Path | None, typer.Option(help="Continue this run, from exactly where it was.")] = None,
+) -> None:
+    """Pre-train on a stream of tasks with one method. Ctrl-C saves and stops."""
+    from stella.config import resolve
+    from stella.train import run as training
+    from stella.train.config import RunConfig
+
+    recipe, values = _apart(recipe, values)
+    if resume:
+        result = training.resume(resume, values, console)
+    else:
+        result = training.pretrain(resolve(RunConfig, recipe, values), run, console=console)
+    if result.finished:
+        forgotten = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
+        console.print(f"A {result.end['A']:.1f}{forgotten}; weights and metrics in {result.run}", highlight=False)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(rich_help_panel="Training")
+def compare(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML file of recipes/.")] = None,
+    values: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Names, with commas.")] = "finetune,er,derpp,stella,stella_plus",
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, results.csv and the page.")] = Path("runs/compare"),
+) -> None:
+    """Train several methods with several seeds; what is finished is not done again. Ends with a table and a page."""
+    from dataclasses import replace
+
+    from stella.config import resolve
+    from stella.methods import METHODS
+    from stella.report.page import write_page
+    from stella.report.record import ceilings, read_run
+    from stella.report.tables import results_table
+    from stella.train.compare import compare as run_all
+    from stella.train.config import RunConfig
+
+    names = [name.strip() for name in methods.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise StellaError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+    recipe, values = _apart(recipe, values)
+    base = resolve(RunConfig, recipe, values)
+    done = run_all({name: replace(base, method=name) for name in names}, range(seeds), out, console)
+    if not done.exit_code:
+        console.print(results_table(done.groups, ceilings([read_run(run) for run in done.runs])))
+        console.print(f"{done.csv}  and  {write_page(done.runs, out / 'report.html')}", highlight=False)
+    raise typer.Exit(done.exit_code)
+
+
+@app.command(rich_help_panel="Training")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run, a weight file, or the name of shipped weights (base-tiny).")],
+    recipe: Annotated[Path | None, typer.Argument(help="Where the data come from; default: the run's own.")] = None,
+    values: Overrides = None,
+) -> None:
+    """Zero-shot retrieval both ways on every task's evaluation clips, all tasks' clips as gallery."""
+    from stella.evaluate.weights import evaluate_weights
+    from stella.report.tables import recall_table
+
+    recipe, values = _apart(recipe, values)
+    console.print(recall_table(evaluate_weights(model, recipe, values)))
+
+
+@app.command(rich_help_panel="Training")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about runs, and print their table."""
+    from stella.report.page import write_page
+    from stella.report.record import ceilings, group, read_run
+    from stella.report.tables import results_table
+
+    found = [run for path in runs for run in _runs_in(path)]
+    records = [read_run(run) for run in found]
+    console.print(results_table(group(records), ceilings(records)))
+    console.print(f"{write_page(found, out)}", highlight=False)
+
+
+@app.command("methods", rich_help_panel="Training")
+def list_methods() -> None:
+    """List the methods: what each does, and what it stores of a clip at the paper's sizes."""
+    from stella.memory import bytes_per_clip
+    from stella.methods import METHODS
+    from stella.model.cav import preset
+
+    table = Table("method", "what it does", "memory per clip", "publication")
+    for name, method in METHODS.items():
+        columns = method.columns(preset("base"), method.Config())
+        stored = f"{bytes_per_clip(columns) / 1e3:,.0f} kB" if columns else "none"
+        table.add_row(f"[bold]{name}[/]", method.summary, stored, method.citation)
+    console.print(table)
+
+
+@app.command(rich_help_panel="Training")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo"),
+) -> None:
+    """Watch three methods learn from a stream that changes: ten minutes on two cores."""
+    from stella.demo import demo as run
+
+    raise typer.Exit(run(out, console))
+
+
+def _apart(recipe: Path | None, values: list[str] | None) -> tuple[Path | None, list[str]]:
+    """A first argument of the form key=value is no recipe."""
+    if recipe is not None and "=" in recipe.name:
+        return None, [str(recipe), *(values or [])]
+    return recipe, values or []
+
+
+def _runs_in(path: Path) -> list[Path]:
+    found = sorted(config.parent for config in path.rglob("config.json"))
+    if not found:
+        raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
+    return found
+
+
 def _spread(length: int, count: int) -> Iterable[int]:
     """`count` positions spread evenly over `length`."""
     return [i * length // min(count, length) for i in range(min(count, length))]

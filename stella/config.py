@@ -22,7 +22,7 @@ def resolve(cls: type[T], file: Path | str | None = None, overrides: Sequence[st
     """Build `cls` from its defaults, then a TOML file, then `key.sub=value` overrides."""
     tree: dict[str, Any] = read_toml(Path(file)) if file else {}
     for override in overrides:
-        _lay(tree, override)
+        lay(tree, override)
     return build(cls, tree)
 
 
@@ -68,7 +68,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} was {old!r} and is now {new!r}"]
 
 
-def _lay(tree: dict[str, Any], override: str) -> None:
+def lay(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from stella import demo as stella_demo
 from stella.cli import app
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.media.decode import probe
+from stella.methods import METHODS
 from stella.model.cav import CAV, preset
 from stella.model.weights import save
 
@@ -24,7 +26,7 @@ def stella(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_help_names_every_command() -> None:
     shown = run.invoke(app, ["--help"]).output
-    assert all(name in shown for name in ("scenes", "prepare", "look", "weights"))
+    assert all(name in shown for name in ("scenes", "prepare", "look", "weights", "pretrain", "demo"))
     assert all(name in run.invoke(app, ["scenes", "--help"]).output for name in ("preview", "audit", "render"))
 
 
@@ -36,6 +38,11 @@ def test_help_names_every_command() -> None:
         (["look", "nowhere"], "is not a folder"),
         (["prepare", "nowhere", "out"], "is not a folder"),
         (["weights", "none.safetensors"], "none.safetensors"),
+        (["pretrain", "method=sella"], "choose one of"),
+        (["pretrain", "train.lrr=1"], "did you mean train.lr?"),
+        (["pretrain", "--resume", "nowhere"], "nowhere"),
+        (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
+        (["report", "."], "holds no run"),
     ],
 )
 def test_an_error_is_one_sentence_and_status_2(args: list[str], said: str, tmp_path: Path) -> None:
@@ -84,3 +91,49 @@ def test_weights_tells_what_a_file_is(tmp_path: Path) -> None:
     save(tmp_path / "m.safetensors", CAV(preset("tiny")), extra={"recipe": "none", "scores": {"A": 1.5}})
     shown = run.invoke(app, ["weights", str(tmp_path / "m.safetensors")]).output
     assert "1,0" in shown and "recipe" in shown and "96" in shown
+
+
+SHORT = (
+    *("data.clips=24", "data.eval_clips=12", "data.tasks=['task1','task2']", "stream.batch_size=12"),
+    *("stream.augment=false", "memory.clips=16", "model.weights=base-tiny", "evaluate.batch=24"),
+)
+
+
+def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    done = run.invoke(app, ["pretrain", "method=stella", *SHORT, "--run", one])
+    assert done.exit_code == 0 and "after task2 (2 of 2)" in done.output, done.output
+    again = run.invoke(app, ["pretrain", "--resume", one])
+    assert again.exit_code == 0 and done.output.splitlines()[-1] == again.output.splitlines()[-1]
+    assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
+    measured = run.invoke(app, ["evaluate", one])
+    assert measured.exit_code == 0 and "all 24 clips as gallery" in measured.output
+    page = tmp_path / "page.html"
+    shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])
+    assert shown.exit_code == 0 and "STELLA" in shown.output and "Finetune" in shown.output
+    assert "<html" in page.read_text() and "http://" not in page.read_text().replace("http://www.w3.org", "")
+
+
+def test_shipped_weights_know_something_already() -> None:
+    """Above chance on the tasks, and far above it on the base classes they were trained on."""
+    shown = run.invoke(app, ["evaluate", "base-tiny", "data.tasks=['base']", "data.eval_clips=48", "evaluate.batch=48"])
+    assert shown.exit_code == 0, shown.output
+    mean = float(shown.output.splitlines()[-3].split()[-1])
+    assert mean > 80, shown.output  # of 48 clips, where chance is 11
+
+
+def test_compare_and_methods(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    done = run.invoke(app, ["compare", *SHORT, "--methods", "finetune,er", "--seeds", "1", "--out", str(out)])
+    assert done.exit_code == 0 and (out / "results.csv").exists() and (out / "report.html").exists(), done.output
+    assert all(name in run.invoke(app, ["methods"]).output for name in METHODS)
+
+
+def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "demo.toml"
+    recipe.write_text((stella_demo.RECIPE).read_text().replace("560", "24").replace("epochs = 3", "epochs = 1"))
+    monkeypatch.setattr(stella_demo, "RECIPE", recipe)
+    done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
+    assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))
+    assert (tmp_path / "demo" / "report.html").exists()

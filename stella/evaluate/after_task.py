@@ -44,6 +44,7 @@ def evaluate_tasks(
         "recall": task_recall(embeddings),
         "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
         "avm_accuracy": None,
+        "avm_accuracy_by_task": None,
         "importance_ratio": None,
     }
     if avm is None:
@@ -56,5 +57,6 @@ def evaluate_tasks(
     ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
+        "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
         "importance_ratio": [None if ratio != ratio else ratio for ratio in ratios],
     }

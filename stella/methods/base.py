@@ -66,6 +66,7 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]  # one line
     citation: ClassVar[str]
     joint: ClassVar[bool] = False  # trains on all tasks shuffled into one
+    beta: float = 0.4  # the temperature at which importance is measured between tasks
 
     config: Any
     avm: AVM | None

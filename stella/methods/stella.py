@@ -111,6 +111,7 @@ class STELLA(Method):
     ) -> None:
         super().__init__(model, config, objective, memory, seed)
         c = model.config
+        self.beta = config.beta
         self.kappa_a, self.kappa_v = config.kappa_a(c), config.kappa_v(c)
         check_kept(self.kappa_a, c.patches_a, objective)
         check_kept(self.kappa_v, c.patches_v, objective)
@@ -138,7 +139,7 @@ class STELLA(Method):
 
     def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:
         """Steps 1, 3 and 4: I, q̂ and, against the drawn clips' q̂, C."""
-        qk, beta = scored.qk, self.config.beta
+        qk, beta = scored.qk, self.beta
         importance_a = selection.importance(qk.q_v, qk.k_a, beta)
         importance_v = selection.importance(qk.q_a, qk.k_v, beta)
         q_a = selection.weighted_query(qk.q_a, importance_a, self.kappa_a)

@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -52,4 +53,25 @@ def accuracy_table(run: RunRecord) -> Table:
     for line, row in zip(learnt, mean_accuracy(learnt) if learnt else (), strict=True):
         cells = [Text(f"{value:.1f}", style="" if i <= line["task"] else "dim") for i, value in enumerate(row)]
         table.add_row(run.tasks[line["task"]], *cells)
+    return table
+
+
+def recall_table(evaluation: Mapping[str, Any]) -> Table:
+    """R@1/5/10 of every task, both ways, and their mean."""
+    table = Table(box=box.SIMPLE_HEAD, title="Zero-shot retrieval", title_justify="left", title_style="bold")
+    table.add_column("task")
+    recall = evaluation["recall"]
+    columns = [recall[direction][k] for direction in DIRECTIONS for k in recall[direction]]
+    for direction, name in DIRECTIONS.items():
+        for k in recall[direction]:
+            table.add_column(f"{name} R@{k}", justify="right")
+    table.add_column("mean", justify="right", style="bold")
+    rows = list(zip(*columns, strict=True))
+    for name, row in zip(evaluation["tasks"], rows, strict=True):
+        table.add_row(name, *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
+    means = [sum(column) / len(column) for column in columns]
+    table.add_section()
+    table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
+    table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery"
+    table.caption_justify = "left"
     return table

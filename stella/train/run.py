@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from stella import methods
-from stella.config import _lay, build, differences, to_tree
+from stella.config import build, differences, lay, to_tree
 from stella.data.cached import join
 from stella.data.skipped import Skipped, spell
 from stella.data.stream import Stream
@@ -70,7 +70,7 @@ def resume(run: Path | str, overrides: Sequence[str] = (), console: Console | No
     """Continue a run with its own configuration; `overrides` may only touch what no result depends on."""
     tree = RunFolder(run).read_config()
     for override in overrides:
-        _lay(tree, override)
+        lay(tree, override)
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
@@ -212,7 +212,14 @@ class Run:
         model, machine = self.method.eval_model, self.machine
         with self.stop.at_once():
             found = evaluate_tasks(
-                model, self.method.avm, self.eval_tasks, stream, machine.device, self.config.seed, machine.autocast
+                model,
+                self.method.avm,
+                self.eval_tasks,
+                stream,
+                machine.device,
+                self.config.seed,
+                machine.autocast,
+                self.method.beta,
             )
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.

@@ -1,0 +1,37 @@
+"""Any weights, measured on any tasks: what `stella evaluate` does."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stella.config import build, lay, read_toml
+from stella.data.tasks import eval_tasks
+from stella.evaluate.after_task import evaluate_tasks
+from stella.model import weights
+from stella.train.config import RunConfig, model_config, settle
+from stella.train.folder import RunFolder
+from stella.train.runtime import runtime
+
+
+def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[str] = ()) -> dict[str, Any]:
+    """The record that a run writes between tasks, for a finished run, a weight file or shipped weights."""
+    folder = RunFolder(model) if Path(model).is_dir() else None
+    tree = read_toml(recipe) if recipe else folder.read_config() if folder else {}
+    for value in values:
+        lay(tree, value)
+    config = settle(build(RunConfig, tree))
+    machine = runtime(config.train.device, config.train.precision)
+    loaded = weights.load(folder.weights if folder else model, None if folder else _sizes(model, config))
+    tasks = eval_tasks(config.data, machine.device)
+    stream = replace(config.stream, batch_size=config.evaluate.batch)
+    avm = None if loaded.avm is None else loaded.avm.to(machine.device)
+    found = evaluate_tasks(
+        loaded.model.to(machine.device), avm, tasks, stream, machine.device, config.seed, machine.autocast
+    )
+    return {"tasks": [name for name, _ in tasks], **found}
+
+
+def _sizes(model: str, config: RunConfig) -> Any:
+    """Our own files know their sizes; others' take the configuration's."""
+    return None if weights.describe(model).format == weights.OURS else model_config(config)
