@@ -131,7 +131,13 @@ def test_compare_and_methods(tmp_path: Path) -> None:
 
 def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "demo.toml"
-    recipe.write_text((stella_demo.RECIPE).read_text().replace("560", "24").replace("epochs = 3", "epochs = 1"))
+    recipe.write_text(
+        (stella_demo.RECIPE)
+        .read_text()
+        .replace("clips = 480", "clips = 24")
+        .replace("eval_clips = 160", "eval_clips = 12")
+        .replace("epochs = 3", "epochs = 1")
+    )
     monkeypatch.setattr(stella_demo, "RECIPE", recipe)
     done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
