@@ -8,6 +8,7 @@ behind it are sent again.
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -197,7 +198,7 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> 
     give_back = _give_back()
     with contextlib.suppress(EOFError, OSError):  # the parent went away
         pipe.send(None)
-        while True:
+        for count in itertools.count(1):
             key, job = pipe.recv()
             status[0] = key
             try:
@@ -207,7 +208,8 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> 
             tick(-1)
             pipe.send((key, result))
             del result
-            give_back()
+            if count % 10 == 0:  # each time costs as much as a clip
+                give_back()
 
 
 def _give_back() -> Callable[[], object]:
