@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/stella demo

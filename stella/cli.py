@@ -66,6 +66,7 @@ def scenes_audit(
         caption="Each query has one right answer. Ties fall at random.",
     )
     rows = audit({task: Scenes(task, "eval", clips, size=size, seed=seed) for task in TASKS})
+    rows |= audit({"base": Scenes("base", "eval", clips, size=size, seed=seed)})
     for heading in ("gallery", *next(iter(rows.values()))):
         table.add_column(heading, justify="left" if heading == "gallery" else "right")
     for name, ceilings in rows.items():
@@ -161,30 +162,36 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Values such as trai
 
 @app.command(rich_help_panel="Training")
 def pretrain(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML file of recipes/.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file of recipes/.")] = None,
     values: Overrides = None,
     run: Run = Path("runs/latest"),
     resume: Annotated[Path | None, typer.Option(help="Continue this run, from exactly where it was.")] = None,
 ) -> None:
     """Pre-train on a stream of tasks with one method. Ctrl-C saves and stops."""
     from stella.config import resolve
+    from stella.report.record import ceilings, read_run
+    from stella.report.tables import spell_ceilings
     from stella.train import run as training
     from stella.train.config import RunConfig
 
-    recipe, values = _apart(recipe, values)
+    file, given = _apart(recipe, values)
     if resume:
-        result = training.resume(resume, values, console)
+        result = training.resume(resume, given, console)
     else:
-        result = training.pretrain(resolve(RunConfig, recipe, values), run, console=console)
+        result = training.pretrain(resolve(RunConfig, file, given), run, console=console)
     if result.finished:
         forgotten = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
-        console.print(f"A {result.end['A']:.1f}{forgotten}; weights and metrics in {result.run}", highlight=False)
+        cues = ceilings([read_run(result.run)])
+        beside = f" ({spell_ceilings(cues)})" if cues else ""
+        console.print(
+            f"A {result.end['A']:.1f}{forgotten}{beside}; weights and metrics in {result.run}", highlight=False
+        )
     raise typer.Exit(result.exit_code)
 
 
 @app.command(rich_help_panel="Training")
 def compare(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML file of recipes/.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file of recipes/.")] = None,
     values: Overrides = None,
     methods: Annotated[str, typer.Option(help="Names, with commas.")] = "finetune,er,derpp,stella,stella_plus",
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
@@ -204,8 +211,7 @@ def compare(
     names = [name.strip() for name in methods.split(",")]
     if unknown := [name for name in names if name not in METHODS]:
         raise StellaError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
-    recipe, values = _apart(recipe, values)
-    base = resolve(RunConfig, recipe, values)
+    base = resolve(RunConfig, *_apart(recipe, values))
     done = run_all({name: replace(base, method=name) for name in names}, range(seeds), out, console)
     if not done.exit_code:
         console.print(results_table(done.groups, ceilings([read_run(run) for run in done.runs])))
@@ -216,15 +222,16 @@ def compare(
 @app.command(rich_help_panel="Training")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run, a weight file, or the name of shipped weights (base-tiny).")],
-    recipe: Annotated[Path | None, typer.Argument(help="Where the data come from; default: the run's own.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Where the data come from; default: the run's own.")] = None,
     values: Overrides = None,
 ) -> None:
     """Zero-shot retrieval both ways on every task's evaluation clips, all tasks' clips as gallery."""
     from stella.evaluate.weights import evaluate_weights
+    from stella.report.record import gallery_ceilings
     from stella.report.tables import recall_table
 
-    recipe, values = _apart(recipe, values)
-    console.print(recall_table(evaluate_weights(model, recipe, values)))
+    found = evaluate_weights(model, *_apart(recipe, values))
+    console.print(recall_table(found, gallery_ceilings(found["data"])))
 
 
 @app.command(rich_help_panel="Training")
@@ -268,11 +275,11 @@ def demo(
     raise typer.Exit(run(out, console))
 
 
-def _apart(recipe: Path | None, values: list[str] | None) -> tuple[Path | None, list[str]]:
+def _apart(recipe: str | None, values: list[str] | None) -> tuple[Path | None, list[str]]:
     """A first argument of the form key=value is no recipe."""
-    if recipe is not None and "=" in recipe.name:
-        return None, [str(recipe), *(values or [])]
-    return recipe, values or []
+    if recipe is not None and "=" in recipe and not Path(recipe).is_file():
+        return None, [recipe, *(values or [])]
+    return Path(recipe) if recipe else None, values or []
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -291,5 +298,11 @@ def main() -> None:
     try:
         app()
     except StellaError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place, or mend that one")
+
+
+def _refuse(sentence: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(sentence)}", highlight=False)
+    sys.exit(2)

@@ -13,7 +13,7 @@ from stella.train.compare import compare
 from stella.train.config import RunConfig
 
 METHODS = ("finetune", "derpp", "stella_plus")
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
+RECIPE = Path(__file__).with_suffix(".toml")
 
 INTRODUCTION = (
     "[bold]Continual audio-video pre-training, on clips rendered here[/]\n"

@@ -53,6 +53,8 @@ def weighted_query(q: Tensor, importance: Tensor, kappa: int) -> Tensor:
 
     q [B, H, L, d] and importance [B, L] are of the same modality; returns [B, H, d].
     """
+    if kappa < 1:
+        raise ConfigError(f"the keep ratio leaves {kappa} of {q.shape[2]} patches; raise it or use a longer input")
     weight = torch.where(_top(importance, kappa), _positive(importance), 0)
     weight = weight / weight.sum(dim=1, keepdim=True)
     with torch.autocast(q.device.type, enabled=False):

@@ -28,17 +28,17 @@ def test_reconstruction_is_the_mean_over_patches_of_the_mean_over_pixels(batch: 
         assert value[i].item() == pytest.approx(float(sum(patches)) / masked, rel=1e-12)
 
 
-def test_norm_pix_uses_the_unbiased_variance_of_each_patch() -> None:
-    patches = randn(2, 3, 5)
+@settings(max_examples=20, deadline=None)
+@given(sizes, sizes, st.integers(2, 7))
+def test_norm_pix_uses_the_unbiased_variance_of_each_patch(batch: int, masked: int, size: int) -> None:
+    patches = randn(batch, masked, size)
     value = losses.norm_pix(patches)
-    for i in range(2):
-        for j in range(3):
+    for i in range(batch):
+        for j in range(masked):
             pixels = patches[i, j].tolist()
-            mean = sum(pixels) / 5
-            var = sum((x - mean) ** 2 for x in pixels) / 4
-            assert value[i, j].tolist() == pytest.approx(
-                [(x - mean) / math.sqrt(var + 1e-6) for x in pixels], rel=1e-12
-            )
+            mean = sum(pixels) / size
+            var = sum((x - mean) ** 2 for x in pixels) / (size - 1)
+            assert value[i, j].tolist() == pytest.approx([(x - mean) / math.sqrt(var + 1e-6) for x in pixels], rel=1e-9)
 
 
 def test_norm_pix_of_a_flat_patch_is_zero() -> None:
@@ -89,10 +89,12 @@ def test_contrastive_keeps_full_precision_under_autocast() -> None:
     torch.testing.assert_close(inside.double(), losses.contrastive(z_a, z_v), rtol=1e-5, atol=0)
 
 
-def test_matching_is_binary_cross_entropy() -> None:
-    logits, labels = randn(6), torch.tensor([1, 0, 1, 1, 0, 0])
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=9))
+def test_matching_is_binary_cross_entropy(targets: list[int]) -> None:
+    logits, labels = randn(len(targets)), torch.tensor(targets)
     value = losses.matching(logits, labels)
-    for i in range(6):
+    for i in range(len(targets)):
         p = 1 / (1 + math.exp(-float(logits[i])))
         assert value[i].item() == pytest.approx(-math.log(p if labels[i] else 1 - p), rel=1e-12)
 
@@ -102,8 +104,10 @@ def test_matching_of_certain_logits_is_finite() -> None:
     assert value.tolist() == [1e4, 1e4]
 
 
-def test_feature_penalty_is_the_mean_squared_distance_per_clip() -> None:
-    z, stored = randn(3, 4, seed=1), randn(3, 4, seed=2)
+@settings(max_examples=20, deadline=None)
+@given(sizes, sizes)
+def test_feature_penalty_is_the_mean_squared_distance_per_clip(batch: int, dim: int) -> None:
+    z, stored = randn(batch, dim, seed=1), randn(batch, dim, seed=2)
     for i, value in enumerate(losses.feature_penalty(z, stored).tolist()):
-        assert value == pytest.approx(sum(float(z[i, j] - stored[i, j]) ** 2 for j in range(4)) / 4, rel=1e-12)
+        assert value == pytest.approx(sum(float(z[i, j] - stored[i, j]) ** 2 for j in range(dim)) / dim, rel=1e-12)
     torch.testing.assert_close(losses.feature_penalty(z, stored).mean(), torch.nn.functional.mse_loss(z, stored))

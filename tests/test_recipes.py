@@ -9,9 +9,10 @@ from stella.methods import METHODS
 from stella.train.config import RunConfig, model_config, settle
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+DEMO = Path(__file__).parents[1] / "stella" / "demo.toml"
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("recipe", [*RECIPES, DEMO], ids=lambda path: path.name)
 def test_a_recipe_resolves(recipe: Path) -> None:
     config = settle(resolve(RunConfig, recipe))
     assert config.method in METHODS

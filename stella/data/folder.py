@@ -54,7 +54,13 @@ def find_videos(root: Path) -> list[str]:
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give the folder that holds the videos")
     found: list[str] = []
-    for folder, subfolders, names in os.walk(root, onerror=_refuse):
+    walked: set[tuple[int, int]] = set()  # linked folders are walked too, but none twice: links may lead in circles
+    for folder, subfolders, names in os.walk(root, onerror=_refuse, followlinks=True):
+        here = Path(folder).stat()
+        if (here.st_dev, here.st_ino) in walked:
+            subfolders.clear()
+            continue
+        walked.add((here.st_dev, here.st_ino))
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         found += [
             (Path(folder) / name).relative_to(root).as_posix()

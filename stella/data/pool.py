@@ -96,10 +96,11 @@ class Pool:
             return self._replace(position, worker, hung=False)
         status = worker.status()
         if status.item >= 0 and time.monotonic() - status.since > self.time_limit:
-            return self._replace(position, worker, hung=True)
+            return self._replace(position, worker, hung=True, seen=status)
         return None
 
-    def _replace(self, position: int, worker: "_Worker", hung: bool) -> Lost | None:
+    def _replace(self, position: int, worker: "_Worker", hung: bool, seen: "_Status | None" = None) -> Lost | None:
+        """`seen` is what a hung worker was found at: it may have moved on before it was killed."""
         worker.stop()
         exitcode = worker.process.exitcode
         if not worker.started:
@@ -108,7 +109,7 @@ class Pool:
                 'guard the main script with `if __name__ == "__main__":`, or use workers=0'
             )
         fresh = self._workers[position] = _Worker(worker.context, worker.task)
-        status, jobs = worker.status(), worker.jobs
+        status, jobs = seen or worker.status(), worker.jobs
         blamed = status.key if status.key in jobs else next(iter(jobs), None)  # results may be lost with their maker
         for key, job in jobs.items():
             if key != blamed:

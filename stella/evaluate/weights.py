@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, lay, read_toml
+from stella.config import build, lay, read_toml, to_tree
 from stella.data.tasks import eval_tasks
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
@@ -29,7 +29,7 @@ def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[st
     found = evaluate_tasks(
         loaded.model.to(machine.device), avm, tasks, stream, machine.device, config.seed, machine.autocast
     )
-    return {"tasks": [name for name, _ in tasks], **found}
+    return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), **found}
 
 
 def _sizes(model: str, config: RunConfig) -> Any:

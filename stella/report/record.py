@@ -177,9 +177,13 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """What one cue alone would give in these runs' gallery (the cue audit), if they all share one of scenes."""
-    data = {json.dumps(run.config.get("data", {}), sort_keys=True) for run in runs if run.evaluations}
-    galleries = [_audit(text) for text in data]
+    galleries = [gallery_ceilings(run.config.get("data", {})) for run in runs if run.evaluations]
     return galleries[0] if galleries and all(gallery == galleries[0] for gallery in galleries) else None
+
+
+def gallery_ceilings(data: Mapping[str, Any]) -> dict[str, float] | None:
+    """The same for one configuration of data; None where it is not of scenes."""
+    return _audit(json.dumps(data, sort_keys=True))
 
 
 @lru_cache(maxsize=16)

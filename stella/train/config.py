@@ -102,7 +102,9 @@ def settle(config: RunConfig) -> RunConfig:
         if given not in (value, getattr(StreamConfig, name)):
             cause = "seed" if name == "seed" else "the model's and the data's sizes"
             raise ConfigError(f"stream.{name}={given} would have to be {value}: leave it out, it follows from {cause}")
-    return replace(sized, stream=replace(config.stream, **follows))
+    # A file can hang in its decoder, which only another process can end.
+    workers = config.stream.workers if config.data.source == "scenes" else max(1, config.stream.workers)
+    return replace(sized, stream=replace(config.stream, workers=workers, **follows))
 
 
 def model_config(config: RunConfig) -> CAVConfig:

@@ -4,9 +4,19 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from stella.data.scenes.source import Scenes
 
 FPS = 25  # the sampled frames of every size fall on whole frames at this rate
+
+
+def run_lengths(mask: Tensor) -> list[int]:
+    """A mask [H, W] row by row as lengths of runs, the first of pixels outside (perhaps 0)."""
+    values, lengths = torch.unique_consecutive(mask.flatten(), return_counts=True)
+    runs: list[int] = lengths.tolist()
+    return [0, *runs] if values[0] else runs
 
 
 def export(scenes: Scenes, folder: Path) -> Iterator[Path]:
@@ -15,7 +25,7 @@ def export(scenes: Scenes, folder: Path) -> Iterator[Path]:
 
     for index in range(len(scenes)):
         clip = scenes[index]
-        assert clip.labels.name is not None and clip.labels.events is not None
+        assert clip.labels.name is not None and clip.labels.events is not None and clip.labels.mask is not None
         path = folder / clip.labels.name.replace("→", "-to-").replace(", ", "_") / f"{clip.id.replace('/', '-')}.mp4"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,6 +34,7 @@ def export(scenes: Scenes, folder: Path) -> Iterator[Path]:
                 "class": clip.labels.name,
                 "task": clip.labels.task,
                 "events": clip.labels.events.int().tolist(),
+                "mask": [run_lengths(frame) for frame in clip.labels.mask],
                 "duration": scenes.size.duration,
             }
             path.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False) + "\n", encoding="utf-8")
