@@ -1,6 +1,6 @@
 """Configuration: frozen dataclasses beside their owner, TOML files in `recipes/`, `key.sub=value` on the command line.
 
-`resolve(Config, "recipes/demo.toml", ["train.lr=1e-4"])` reads the file, lays the overrides over it and builds the
+`resolve(Config, "recipes/scenes.toml", ["train.lr=1e-4"])` reads the file, lays the overrides over it and builds the
 dataclass. An unknown key fails with the nearest name, a wrong type with the key's path.
 """
 
