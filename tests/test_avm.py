@@ -187,3 +187,21 @@ def test_learns_to_tell_pairs_apart() -> None:
         optimizer.step()
     o_a, o_v, labels = draw()
     assert ((avm(o_a, o_v) > 0) == labels).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_is_eager(model: CAV, avm: AVM, backend: str) -> None:
+    """Scoring and matching as one graph without a break, their values and the module's gradients."""
+    torch._dynamo.reset()
+    audio, video = clips(4)
+    pairs = draw_pairs(4, generator("compiled"))
+
+    def loss() -> Tensor:
+        found = match(model, avm, score(model, avm, model.patches_a(audio), model.patches_v(video)), pairs)
+        return losses.matching(found.logits, found.labels).mean()
+
+    eager = loss()
+    expected = torch.autograd.grad(eager, list(avm.parameters()))
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)()
+    torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(compiled, list(avm.parameters())), expected, rtol=1e-7, atol=1e-9)
