@@ -9,6 +9,8 @@ from stella.clip import Clip, Labels
 from stella.data.source import BatchSource, Source
 from stella.data.stream import labels_of, place_of
 
+BLOCK = 32  # clips that are made together
+
 
 class Cached:
     """A source whose clips and labels are kept once they were asked for, in RAM or on a device.
@@ -39,7 +41,7 @@ class Cached:
 
     def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         wanted = torch.tensor(list(indices), dtype=torch.int64)
-        if missing := sorted(set(wanted[~self._kept[wanted]].tolist())):
+        if missing := self._missing(wanted):
             made = self.source.tensors(missing, device)
             if self._columns is None:
                 frames, waveforms = (t.new_empty((len(self), *t.shape[1:]), device=self.device) for t in made)
@@ -50,6 +52,12 @@ class Cached:
         assert self._columns is not None
         frames, waveforms = (column[wanted.to(self.device)].to(device) for column in self._columns)
         return frames, waveforms
+
+    def _missing(self, wanted: Tensor) -> list[int]:
+        """What must be made for these clips: whole blocks, since a few large renderings cost less than many small."""
+        blocks = sorted({index // BLOCK for index in wanted[~self._kept[wanted]].tolist()})
+        around = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
+        return [index for index in around if not self._kept[index]]
 
 
 class Joined:
