@@ -43,6 +43,7 @@ def demo(folder: Path, console: Console) -> int:
         f"{min(ratios):.0f} to {max(ratios):.0f} times as important as the others.",
         highlight=False,
     )
+    console.print("[dim]One seed shows, it does not rank: results/README.md has five.[/]", highlight=False)
     page = write_page(done.runs, folder / "report.html")
     console.print(f"\nThe whole story, with pictures: [bold]{page}[/]", highlight=False)
     return 0
