@@ -1,13 +1,14 @@
 """The rehearsal memory: columns declared once, filled by reservoir sampling, drawn from without replacement.
 
-Which clip goes where is decided on the CPU from one explicit generator, so a memory's content does not depend on the
-device it lies on. Storage follows what the model saw: uint8 frames and half-precision spectrograms, and float32 for the
-small columns (`stella.methods.base` declares them).
+Which clip goes where is decided on the device the memory lies on, from an explicit generator there: on the model's
+device neither `add` nor `draw` waits for anything, and both can be captured in a CUDA graph. Storage follows what the
+model saw: uint8 frames and half-precision spectrograms, and float32 for the small columns (`stella.methods.base`
+declares them).
 """
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ ID = {"id": Column(torch.int64)}  # every memory has this one
 class MemoryBatch:
     """Clips drawn from a memory: `drawn["z_a"]` is a column, `len(drawn)` the number of clips."""
 
-    slots: Tensor  # int64 [n] on the CPU, for `Memory.update`
+    slots: Tensor  # int64 [n] on the memory's device, for `Memory.update`
     columns: Mapping[str, Tensor]  # each [n, …]
 
     def __len__(self) -> int:
@@ -57,23 +58,26 @@ class Memory:
 
     On the CPU it works with tensors on any device: clips travel when they are added (which waits for the device) and
     when they are drawn (which does not). On the model's device nothing travels and nothing waits.
+
+    Rows are one more than the capacity: what is not kept is written there, so that shapes do not depend on decisions.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, Column],
-        capacity: int,
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator) -> None:
+        """On the generator's device."""
         self.columns = ID | dict(columns)
-        self.capacity, self.generator, self.device = capacity, generator, torch.device(device)
-        self.seen = 0  # clips ever added
+        self.capacity, self.generator, self.device = capacity, generator, generator.device
         check_fits(self.bytes, self.device)
+        self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._offered = 0  # as `seen`, as far as is known without waiting for a device: never less
         self._rows = {
-            name: torch.empty(capacity, *column.shape, dtype=column.dtype, device=self.device)
+            name: torch.zeros(capacity + 1, *column.shape, dtype=column.dtype, device=self.device)
             for name, column in self.columns.items()
         }
+
+    @property
+    def seen(self) -> int:
+        """Clips ever added. Reads the device, as `len` does."""
+        return int(self._seen)
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
@@ -92,45 +96,58 @@ class Memory:
         """Of the clips held, int64 [len], by slot."""
         return self._rows["id"][: len(self)]
 
-    def add(self, ids: Tensor, **columns: Tensor) -> None:
-        """Offer clips in this order; each is kept with probability capacity / clips seen so far, itself included."""
+    def add(self, ids: Tensor, taken: Tensor | None = None, **columns: Tensor) -> None:
+        """Offer clips in this order; each is kept with probability capacity / clips seen so far, itself included.
+
+        Where `taken` (a bool scalar) is false nothing happens; what is drawn from the generator is drawn anyway.
+        """
         values = {"id": ids, **columns}
         if values.keys() != self.columns.keys():
             given, kept = ", ".join(values), ", ".join(self.columns)
             raise StellaError(f"the memory keeps the columns {kept} and was given {given}; give exactly these")
         self._check(values, len(ids))
-        kept_as = self._decide(len(ids))
-        if kept_as:
-            self._write(list(kept_as), {k: v[self._index(list(kept_as.values()), v)] for k, v in values.items()})
+        taken = self._seen.new_ones((), dtype=torch.bool) if taken is None else taken.to(self.device)
+        slots = self._decide(len(ids))
+        self._seen += len(ids) * taken
+        self._offered += len(ids) if taken.is_cuda else len(ids) * int(taken)
+        self._write(torch.where(taken, slots, self.capacity), values)
 
     def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
-        """`n` different clips, or all where fewer are held, on the device `to`; None while nothing is held."""
-        n = min(n, len(self))
+        """`n` different clips, or all where fewer are held, on the device `to`; None while nothing is held.
+
+        (On a GPU, where steps were left out while the memory is still being filled, some may come twice.)
+        """
+        n = min(n, self._offered, self.capacity)
         if n < 1:
             return None
-        slots = torch.randperm(len(self), generator=self.generator)[:n]
+        held = self._seen.clamp(1, self.capacity)
+        noise = torch.rand(self.capacity, generator=self.generator, device=self.device)
+        free = torch.arange(self.capacity, device=self.device) >= held
+        slots = noise.masked_fill(free, 2.0).argsort()[:n] % held
         to = self.device if to is None else torch.device(to)
         return MemoryBatch(slots, {name: self._take(rows, slots, to) for name, rows in self._rows.items()})
 
-    def update(self, slots: Tensor, **columns: Tensor) -> None:
-        """Overwrite these columns of the clips in `slots` (as drawn)."""
+    def update(self, slots: Tensor, taken: Tensor | None = None, **columns: Tensor) -> None:
+        """Overwrite these columns of the clips in `slots` (as drawn), where `taken` is not false."""
         if unknown := columns.keys() - self.columns.keys():
             raise StellaError(
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
         self._check(columns, len(slots))
-        self._write(slots.tolist(), columns)
+        slots = slots.to(self.device)
+        self._write(slots if taken is None else torch.where(taken.to(self.device), slots, self.capacity), columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, with the filled rows alone. A full memory's rows are no copies: save them before the next add."""
+        """A copy of all of it on the CPU, with the filled rows alone."""
         held = len(self)
-        rows = {name: t if held == self.capacity else t[:held].clone() for name, t in self._rows.items()}
+        rows = {name: t[:held].to("cpu", copy=True) for name, t in self._rows.items()}
         return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if changed := differences(state["plan"], self._plan()):
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; set them back")
-        self.seen = state["seen"]
+        self._seen.fill_(state["seen"])
+        self._offered = state["seen"]
         for name, rows in state["rows"].items():
             self._rows[name][: len(self)].copy_(rows)
         self.generator.set_state(state["generator"].cpu())
@@ -140,13 +157,13 @@ class Memory:
         columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in self.columns.items()}
         return {"capacity": self.capacity, "columns": columns}
 
-    def _decide(self, n: int) -> dict[int, int]:
-        """Vitter's algorithm R for the next n clips: slot -> row of the clip that ends there (the last one sent)."""
-        count = torch.arange(self.seen + 1, self.seen + n + 1)  # clips seen when each one's turn comes
-        chance = torch.rand(n, generator=self.generator, dtype=torch.float64)
+    def _decide(self, n: int) -> Tensor:
+        """Vitter's algorithm R for the next n clips: the slot each goes to, `capacity` where it is not kept."""
+        count = self._seen + torch.arange(1, n + 1, device=self.device)  # clips seen when each one's turn comes
+        chance = torch.rand(n, generator=self.generator, dtype=torch.float64, device=self.device)
         slots = torch.where(count <= self.capacity, count - 1, (chance * count).long())
-        self.seen += n
-        return {slot: row for row, slot in enumerate(slots.tolist()) if slot < self.capacity}
+        later = (slots[:, None] == slots).triu(1).any(1)  # another clip is sent there after this one
+        return torch.where(later | (slots >= self.capacity), self.capacity, slots)
 
     def _check(self, values: Mapping[str, Tensor], n: int) -> None:
         for name, value in values.items():
@@ -157,20 +174,16 @@ class Memory:
             if value.is_floating_point() and not column.dtype.is_floating_point:
                 raise StellaError(f"the memory keeps {name} as {column.dtype}; give whole numbers, not {value.dtype}")
 
-    def _write(self, slots: Sequence[int], values: Mapping[str, Tensor]) -> None:
+    def _write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             rows = self._rows[name]
             narrow = value.detach().to(rows.dtype)  # before it travels
-            rows.index_copy_(0, self._index(slots, rows), narrow.to(rows.device))
-
-    @staticmethod
-    def _index(places: Sequence[int], of: Tensor) -> Tensor:
-        return _send(torch.tensor(places), of.device)
+            rows.index_copy_(0, slots, narrow.to(rows.device))
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
         if rows.device.type != "cpu" or to.type == "cpu":
-            return rows.index_select(0, _send(slots, rows.device)).to(to, non_blocking=True)
+            return rows.index_select(0, slots).to(to, non_blocking=True)
         # Gathered straight into pinned memory, so that the copy runs beside the host. Pinning all rows would not save
         # this gather, and torch rounds a pinned allocation up to a power of two.
         staged = torch.empty(len(slots), *rows.shape[1:], dtype=rows.dtype, pin_memory=True)
@@ -226,8 +239,3 @@ def _numbers(file: Path) -> dict[str, int]:
     lines = [line.replace(":", " ").split() for line in file.read_text().splitlines()]
     pairs = [(words[0], words[1]) if len(words) > 1 else ("", words[0]) for words in lines if words]
     return {name: int(number) for name, number in pairs if number.isdigit()}
-
-
-def _send(index: Tensor, device: torch.device) -> Tensor:
-    """A small index on its way to a device, without waiting for it."""
-    return index if device.type == "cpu" else index.pin_memory().to(device, non_blocking=True)

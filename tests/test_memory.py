@@ -20,7 +20,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def make(capacity: int, seed: object = 0, device: str = "cpu") -> Memory:
-    return Memory(COLUMNS, capacity, generator("memory", seed), device)
+    return Memory(COLUMNS, capacity, generator("memory", seed, device=device))
 
 
 def clips(first: int, n: int, device: str = "cpu") -> dict[str, Tensor]:
@@ -161,6 +161,19 @@ def test_rows_carry_no_gradient() -> None:
     assert not memory.draw(2)["z"].requires_grad
 
 
+@pytest.mark.parametrize("before", [0, 4, 30])
+def test_what_a_step_left_out_computed_changes_nothing(before: int) -> None:
+    memory = fill(make(10), before, 4)
+    rows = memory.state_dict()["rows"]
+    memory.add(**clips(900, 5), taken=torch.tensor(False))
+    if before:
+        memory.update(memory.draw(3).slots, torch.tensor(False), z=torch.full((3, 4), torch.nan))
+    after = memory.state_dict()
+    assert after["seen"] == before and all(torch.equal(rows[name], after["rows"][name]) for name in rows)
+    drawn = memory.draw(10)
+    assert drawn is None if before == 0 else len(set(drawn.ids.tolist())) == min(before, 10)
+
+
 # ---- bytes
 
 
@@ -256,14 +269,14 @@ def test_other_columns_shapes_and_kinds_are_refused() -> None:
 
 @cuda
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_content_does_not_depend_on_the_device(device: str) -> None:
-    here, there = make(20), make(20, device=device)
+def test_clips_of_a_gpu_stay_together_wherever_the_memory_lies(device: str) -> None:
+    memory = make(20, device=device)
     for first in range(0, 100, 10):
-        here.add(**clips(first, 10))
-        there.add(**clips(first, 10, "cuda"))
-        ours, theirs = here.draw(7), there.draw(7, to="cuda")
-        assert theirs["z"].device.type == "cuda"
-        for name in ours.columns:
-            assert torch.equal(ours[name], theirs[name].cpu())
-    there.load_state_dict(there.state_dict())
-    assert held(here) == held(there)
+        memory.add(**clips(first, 10, "cuda"))
+        drawn = memory.draw(7, to="cuda")
+        assert drawn["z"].device.type == "cuda"
+        assert torch.equal(drawn["z"][:, 0], drawn.ids.half()) and len(set(drawn.ids.tolist())) == 7
+    other = make(20, "another seed", device)
+    other.load_state_dict(memory.state_dict())
+    assert held(other) == held(memory)
+    assert torch.equal(other.draw(5).ids, memory.draw(5).ids)

@@ -83,7 +83,7 @@ class Method(nn.Module, ABC):
         self.memory = None
         if columns is not None:
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
-            self.memory = Memory(columns, capacity, generator(seed, "memory"), where)
+            self.memory = Memory(columns, capacity, generator(seed, "memory", device=where))
 
     @classmethod
     def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column] | None:
@@ -94,10 +94,11 @@ class Method(nn.Module, ABC):
     def loss(self, batch: Batch) -> Losses:
         """Differentiable; never waits for the device."""
 
-    def after_step(self, batch: Batch, losses: Losses) -> None:
-        """To be called once for each batch whose step was taken, with the losses of that batch."""
+    def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
+        """To be called once for each batch, with its losses and whether its step was taken (a bool scalar, on the
+        device: a method must not wait for it, and must change nothing where it is false)."""
         if self.memory is not None:
-            self.memory.add(batch.ids, **losses.keep)
+            self.memory.add(batch.ids, taken, **losses.keep)
 
     @property
     def eval_model(self) -> CAV:
@@ -109,19 +110,25 @@ class Method(nn.Module, ABC):
 
     def pretrain(self, a: Patches, v: Patches) -> Pretrained:
         """The backbone on these patches (all of a clip's or some), masked at random."""
-        config = self.model.config
-        split_a, split_v = self._split(a, config.patches_a), self._split(v, config.patches_v)
-        return self.model.pretrain(a, v, split_a, split_v)
+        return self.model.pretrain(a, v, *self.splits(a, v))
+
+    def splits(self, a: Patches, v: Patches) -> tuple[Split, Split]:
+        """A random mask of these patches. Whoever runs several models on the same masks draws it once."""
+        return self._split(a, self.model.config.patches_a), self._split(v, self.model.config.patches_v)
 
     def parts(self, out: Pretrained) -> dict[str, Tensor]:
         """The three parts of L, each the mean over the clips."""
+        return {name: part.mean() for name, part in self.clip_parts(out).items()}
+
+    def clip_parts(self, out: Pretrained) -> dict[str, Tensor]:
+        """The three parts of L of each clip, weighted: [B] each. Clips are one another's negatives."""
         target_a, target_v = out.target_a, out.target_v
         if self.objective.norm_pix:
             target_a, target_v = losses.norm_pix(target_a), losses.norm_pix(target_v)
-        contrastive = losses.contrastive(out.z_a, out.z_v, self.objective.tau).mean()
+        contrastive = losses.contrastive(out.z_a, out.z_v, self.objective.tau)
         return {
-            "recon_a": losses.reconstruction(out.recon_a, target_a).mean(),
-            "recon_v": losses.reconstruction(out.recon_v, target_v).mean(),
+            "recon_a": losses.reconstruction(out.recon_a, target_a),
+            "recon_v": losses.reconstruction(out.recon_v, target_v),
             "contrastive": self.objective.contrast_weight * contrastive,
         }
 

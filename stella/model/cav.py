@@ -301,6 +301,8 @@ class CAV(nn.Module):
             target_v=self.input_v(hidden_v),
         )
 
+    forward = pretrain  # for `torch.func.functional_call`
+
     def represent_a(self, audio: Tensor) -> Tensor:
         """Embeddings [B, D] for retrieval: all patches, fusion alone, mean; not L2-normalised."""
         return self.pool(self.fuse_a(self.encode_a(self.patches_a(audio))))

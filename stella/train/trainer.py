@@ -89,7 +89,7 @@ class Trainer:
             self._step()
             for batch, losses in taken:
                 with torch.no_grad():
-                    self.method.after_step(batch, losses)
+                    self.method.after_step(batch, losses, torch.ones((), dtype=torch.bool))
                 self.meter.add(losses)
             self.counters.left_out_in_a_row = 0
         else:

@@ -11,12 +11,23 @@ from stella.model.cav import CAV, preset
 from stella.rng import generator
 
 TOY = preset("tiny", image_size=32, spec_frames=128, dim=24, dec_dim=16)  # 8 x 8 audio, 4 x 2 x 2 video patches
+YES = torch.tensor(True)  # the step was taken
 REPLAY = ("er", "derpp", "stella", "stella_plus", "random", "mats")
 
 
 def method(name: str, clips: int = 10, seed: int = 0, dtype: torch.dtype = torch.float32, **args: Any) -> Method:
     torch.manual_seed(3)
     return build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), MemoryConfig(clips=clips), seed)
+
+
+def next_draw(method: Method, n: int) -> torch.Tensor:
+    """The slots that the method's next draw of n clips will have."""
+    assert method.memory is not None
+    state = method.memory.generator.get_state()
+    drawn = method.memory.draw(n)
+    assert drawn is not None
+    method.memory.generator.set_state(state)
+    return drawn.slots
 
 
 def batch(n: int, first: int = 0) -> Batch:
@@ -43,7 +54,7 @@ def step(method: Method, adam: torch.optim.Optimizer, batch: Batch) -> dict[str,
     adam.zero_grad()
     losses.total.backward()
     adam.step()
-    method.after_step(batch, losses)
+    method.after_step(batch, losses, YES)
     return {name: part.item() for name, part in losses.parts.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_toys import REPLAY, TOY, assert_same_weights, batch, batches, method, optimiser, step, train
+from method_toys import REPLAY, TOY, YES, assert_same_weights, batch, batches, method, next_draw, optimiser, step, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stella import losses
@@ -82,13 +82,12 @@ def test_er_is_the_mean_over_current_and_drawn_clips(norm_pix: bool) -> None:
     objective = ObjectiveConfig(contrast_weight=0.3, tau=0.2, mask_ratio=0.7, norm_pix=norm_pix)
     er = build("er", CAV(TOY).double(), {}, objective, MemoryConfig(clips=4), 5)
     first, second = batches([4, 6])
-    er.after_step(first, er.loss(first))
-    drawn = er.memory.generator.get_state()
+    er.after_step(first, er.loss(first), YES)
+    slots = next_draw(er, 6)
     mask = er.generators["mask"].clone_state()
     noise_a, noise_v = (torch.rand(10, n, generator=mask) for n in (TOY.patches_a, TOY.patches_v))
     parts = er.loss(second).parts
 
-    slots = torch.randperm(4, generator=torch.Generator().set_state(drawn))
     clips = [(second.audio[i], second.video[i]) for i in range(6)]
     clips += [(first.audio[s].half(), first.video[s]) for s in slots]
     recon_a, recon_v, z_a, z_v = [], [], [], []
@@ -116,7 +115,7 @@ def test_penalty_is_the_distance_to_what_the_outputs_were(name: str, monkeypatch
     train(one, [6])
     outputs, pretrain = [], one.pretrain
     monkeypatch.setattr(one, "pretrain", lambda *patches: outputs.append(pretrain(*patches)) or outputs[0])
-    slots = torch.randperm(6, generator=one.memory.generator.clone_state())
+    slots = next_draw(one, 6)
     part = one.loss(batch(8, 6)).parts["penalty"]
     rows = one.memory.state_dict()["rows"]
     distances = [
@@ -238,11 +237,11 @@ def test_loss_never_waits_for_the_gpu(name: str, where: Any) -> None:
                 losses = one.loss(there)
             losses.total.backward()
             if where == "model":
-                one.after_step(there, losses)
+                one.after_step(there, losses, YES.cuda())
         finally:
             torch.cuda.set_sync_debug_mode("default")
         if where == "cpu":
-            one.after_step(there, losses)
+            one.after_step(there, losses, YES.cuda())
         assert losses.total.isfinite()
     if one.memory is not None:
         assert len(one.memory) == 10
@@ -342,4 +341,4 @@ def test_float_pixels_are_not_squeezed_into_a_memory_of_bytes() -> None:
     er, one = method("er"), batch(2)
     floats = Batch(er.model.normalise(one.video), one.audio, one.ids)
     with pytest.raises(StellaError, match=r"keeps video as torch\.uint8"):
-        er.after_step(floats, er.loss(floats))
+        er.after_step(floats, er.loss(floats), YES)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_toys import TOY, batch, batches, method, train
+from method_toys import TOY, YES, batch, batches, method, next_draw, train
 from torch import Tensor
 
 from stella.clip import Batch
@@ -144,7 +144,7 @@ def matching_loss(one: Method, b: Batch) -> Tensor:
 @torch.no_grad()
 def naive_step(one: Method, b: Batch, chunk: int, beta: float, alpha: float) -> dict[str, Tensor]:
     rows = one.memory.state_dict()["rows"]
-    slots = torch.randperm(len(one.memory), generator=one.memory.generator.clone_state())[: len(b)].tolist()
+    slots = next_draw(one, len(b)).tolist()
     n = len(b) + len(slots)
     select, mask = one.generators["select"].clone_state(), one.generators["mask"].clone_state()
     prune_a, chunks = torch.rand(n, LA, generator=select), torch.rand(n, math.ceil(LA / FREQ / chunk), generator=select)
@@ -259,9 +259,9 @@ def test_ratios_may_differ_by_modality(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stella_stores_clips_and_their_scores() -> None:
     one = method("stella", clips=8)
     first, second = batches([4, 4])
-    one.after_step(first, one.loss(first))
+    one.after_step(first, one.loss(first), YES)
     losses = one.loss(second)
-    one.after_step(second, losses)
+    one.after_step(second, losses, YES)
     rows = one.memory.state_dict()["rows"]
     assert torch.equal(rows["video"], torch.cat([first.video, second.video]))
     assert torch.equal(rows["audio"], torch.cat([first.audio, second.audio]).half())
@@ -278,7 +278,7 @@ def test_stella_plus_stores_the_patches_it_trained_on_with_their_positions(monke
     one = method("stella_plus", clips=6)
     calls = spy(one, monkeypatch)
     b = batch(6)
-    one.after_step(b, one.loss(b))
+    one.after_step(b, one.loss(b), YES)
     rows = one.memory.state_dict()["rows"]
     whole_a, whole_v = one.model.patches_a(b.audio), one.model.patches_v(b.video)
     for i in range(6):
@@ -294,9 +294,9 @@ def test_stella_plus_trains_on_all_stored_patches_masked_anew(monkeypatch: pytes
     one = method("stella_plus", clips=5)
     train(one, [5])
     calls = spy(one, monkeypatch)
-    slots = [torch.randperm(5, generator=one.memory.generator.clone_state())]
+    slots = [next_draw(one, 5)]
     one.loss(batch(5, 5))
-    slots.append(torch.randperm(5, generator=one.memory.generator.clone_state()))
+    slots.append(next_draw(one, 5))
     one.loss(batch(5, 5))
     rows = one.memory.state_dict()["rows"]
     seen = []
@@ -364,7 +364,7 @@ def test_without_importance_patches_are_drawn_uniformly_but_still_pruned() -> No
     losses = []
     for m in (one, full):
         b = batch(4)
-        m.after_step(b, m.loss(b))
+        m.after_step(b, m.loss(b), YES)
         losses.append(m.loss(batch(4, 4)).keep)
     assert all((losses[0][f"importance_{m}"] == 1).all() for m in "av")
     assert torch.equal(losses[0]["correlation_a"], losses[1]["correlation_a"])  # of what attention finds important

@@ -43,7 +43,7 @@ def test_steps_are_those_of_a_plain_loop() -> None:
         optimizer.zero_grad()
         sum(losses.parts.values()).backward()  # type: ignore[union-attr]
         optimizer.step()
-        plain.method.after_step(batch, losses)
+        plain.method.after_step(batch, losses, torch.tensor(True))
         clips += len(batch)
     assert same(weights(trainer.method), weights(plain.method))
     assert trainer.counters.step == len(plain.stream) == 12 and trainer.counters.clips == clips == 42
