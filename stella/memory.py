@@ -99,18 +99,19 @@ class Memory:
     def add(self, ids: Tensor, taken: Tensor | None = None, **columns: Tensor) -> None:
         """Offer clips in this order; each is kept with probability capacity / clips seen so far, itself included.
 
-        Where `taken` (a bool scalar) is false nothing happens; what is drawn from the generator is drawn anyway.
+        Where `taken` (bool, a scalar or one a clip) is false, it is as if the clip had never come.
         """
         values = {"id": ids, **columns}
         if values.keys() != self.columns.keys():
             given, kept = ", ".join(values), ", ".join(self.columns)
             raise StellaError(f"the memory keeps the columns {kept} and was given {given}; give exactly these")
         self._check(values, len(ids))
-        taken = self._seen.new_ones((), dtype=torch.bool) if taken is None else taken.to(self.device)
-        slots = self._decide(len(ids))
-        self._seen += len(ids) * taken
-        self._offered += len(ids) if taken.is_cuda else len(ids) * int(taken)
-        self._write(torch.where(taken, slots, self.capacity), values)
+        taken = torch.tensor(True, device=self.device) if taken is None else taken.to(self.device)
+        taken = taken.expand(len(ids))
+        slots = self._decide(taken)
+        self._seen += taken.sum()
+        self._offered += len(ids) if taken.is_cuda else int(taken.sum())
+        self._write(slots, values)
 
     def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
         """`n` different clips, or all where fewer are held, on the device `to`; None while nothing is held.
@@ -157,13 +158,14 @@ class Memory:
         columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in self.columns.items()}
         return {"capacity": self.capacity, "columns": columns}
 
-    def _decide(self, n: int) -> Tensor:
-        """Vitter's algorithm R for the next n clips: the slot each goes to, `capacity` where it is not kept."""
-        count = self._seen + torch.arange(1, n + 1, device=self.device)  # clips seen when each one's turn comes
-        chance = torch.rand(n, generator=self.generator, dtype=torch.float64, device=self.device)
+    def _decide(self, taken: Tensor) -> Tensor:
+        """Vitter's algorithm R for the next clips: the slot each goes to, `capacity` where it is not kept."""
+        count = self._seen + taken.cumsum(0)  # clips seen when each one's turn has come
+        chance = torch.rand(len(taken), generator=self.generator, dtype=torch.float64, device=self.device)
         slots = torch.where(count <= self.capacity, count - 1, (chance * count).long())
-        later = (slots[:, None] == slots).triu(1).any(1)  # another clip is sent there after this one
-        return torch.where(later | (slots >= self.capacity), self.capacity, slots)
+        kept = taken & (slots < self.capacity)
+        later = ((slots[:, None] == slots) & kept).triu(1).any(1)  # another clip is sent there after this one
+        return torch.where(kept & ~later, slots, self.capacity)
 
     def _check(self, values: Mapping[str, Tensor], n: int) -> None:
         for name, value in values.items():

@@ -174,6 +174,24 @@ def test_what_a_step_left_out_computed_changes_nothing(before: int) -> None:
     assert drawn is None if before == 0 else len(set(drawn.ids.tolist())) == min(before, 10)
 
 
+@pytest.mark.parametrize("capacity", [3, 40])
+def test_clips_that_are_not_taken_have_never_come(capacity: int) -> None:
+    memory, plain, coin = make(capacity), make(capacity), generator("coin")
+    for first in range(0, 60, 12):
+        taken = torch.rand(12, generator=coin) < 0.5
+        state = memory.generator.get_state()
+        offered = clips(first, 12)
+        memory.add(**offered, taken=taken)
+        # The naive version draws for the clips that come alone: give it those chances.
+        chance = torch.rand(12, generator=torch.Generator().set_state(state), dtype=torch.float64)[taken]
+        for one, u in zip(offered["ids"][taken].tolist(), chance.tolist(), strict=True):
+            place = plain.seen if plain.seen < capacity else int(u * (plain.seen + 1))
+            plain._seen += 1
+            if place < capacity:
+                plain._rows["id"][place] = one
+    assert memory.seen == plain.seen and held(memory) == held(plain)
+
+
 # ---- bytes
 
 
