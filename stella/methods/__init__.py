@@ -1,4 +1,8 @@
-"""The methods by name. A new one is one file beside these and one line here."""
+"""The methods by name. A new one is one file beside these and one line here (docs/methods.md).
+
+Their order is that of tables and plots: the paper's, with the bounds at both ends. (`initial` comes before all that:
+it makes the weights from which the others start.)
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +25,13 @@ __all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "bu
 METHODS: dict[str, type[Method]] = {
     "initial": Initial,
     "finetune": Finetune,
-    "multitask": Multitask,
     "er": ER,
     "derpp": DERpp,
-    "stella": STELLA,
-    "stella_plus": STELLAPlus,
     "random": RandomPatches,
     "mats": MATS,
+    "stella": STELLA,
+    "stella_plus": STELLAPlus,
+    "multitask": Multitask,
 }
 
 

@@ -22,6 +22,8 @@ class SomePatches(DERpp):
     """DER++ on the first κ patches of some order of each clip's."""
 
     Config = AblationConfig
+    cost = "twice the clips a step, the decoder on half their patches"
+
     config: AblationConfig
 
     def __init__(
@@ -48,6 +50,7 @@ class SomePatches(DERpp):
 
 
 class RandomPatches(SomePatches):
+    title = "Random"
     summary = "DER++ on patches chosen at random"
     citation = "STELLA (Lee et al., ICML 2024), Tab. sampling method"
 
@@ -59,8 +62,10 @@ class RandomPatches(SomePatches):
 
 
 class MATS(SomePatches):
+    title = "MATS"
     summary = "DER++ on the patches that change most between adjacent frames or time steps"
     citation = "Hwang et al., Efficient Video Representation Learning via Motion-Aware Token Selection, 2023"
+    cost = f"{SomePatches.cost}, + embedding all of them without gradient"
 
     # Embeddings of the content alone: positions would add the same change to all patches of a step.
 

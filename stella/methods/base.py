@@ -63,8 +63,10 @@ class Method(nn.Module, ABC):
     """Build one with `stella.methods.build`, on a model that is already on its device."""
 
     Config: ClassVar[type[Any]] = NoConfig
+    title: ClassVar[str]  # as tables and plots call it
     summary: ClassVar[str]  # one line
     citation: ClassVar[str]
+    cost: ClassVar[str]  # of a step beside Finetune's: one phrase
     joint: ClassVar[bool] = False  # trains on all tasks shuffled into one
     beta: float = 0.4  # the temperature at which importance is measured between tasks
 

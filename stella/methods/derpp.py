@@ -25,8 +25,10 @@ class DERppConfig:
 
 class DERpp(Method):
     Config = DERppConfig
+    title = "DER++"
     summary = "ER with a penalty on the drift of memory's pooled outputs"
     citation = "Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020"
+    cost = "twice the clips a step"
 
     config: DERppConfig
 

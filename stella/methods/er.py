@@ -9,8 +9,10 @@ from stella.model.cav import CAVConfig
 
 
 class ER(Method):
+    title = "ER"
     summary = "replays as many clips from memory as the batch has"
     citation = "Rolnick et al., Experience Replay for Continual Learning, NeurIPS 2019"
+    cost = "twice the clips a step"
 
     @classmethod
     def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:

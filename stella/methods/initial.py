@@ -19,8 +19,10 @@ class Initial(Method):
     """Finetune's loss, and beside it the matching module's, so that both are there when the first task begins."""
 
     Config = InitialConfig
+    title = "Initial"
     summary = "pre-trains backbone and matching module on one set of clips, before the stream begins"
     citation = "STELLA (Lee et al., ICML 2024), App. B and D"
+    cost = "+ one pass without gradient over all patches, + the matching module"
 
     config: InitialConfig
     avm: AVM

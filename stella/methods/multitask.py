@@ -4,5 +4,7 @@ from stella.methods.finetune import Finetune
 
 
 class Multitask(Finetune):
+    title = "Multitask"
     summary = "learns from all tasks shuffled into one: the upper bound"
+    cost = "as Finetune"
     joint = True

@@ -98,9 +98,14 @@ class Scores:
 
 class STELLA(Method):
     Config = STELLAConfig
+    title = "STELLA"
     summary = "trains on patches chosen by cross-modal importance and by what the past would lose; memory keeps clips"
     citation = (
         "Lee et al., STELLA: Continual Audio-Video Pre-training with Spatio-Temporal Localized Alignment, ICML 2024"
+    )
+    cost = (
+        "twice the clips a step, the decoder on half their patches; "
+        "+ one pass without gradient over all patches of the current clips, + the matching module"
     )
 
     config: STELLAConfig

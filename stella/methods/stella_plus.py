@@ -15,6 +15,7 @@ from stella.model.cav import CAVConfig, Patches
 
 
 class STELLAPlus(STELLA):
+    title = "STELLA+"
     summary = "STELLA whose memory keeps the chosen patches alone: twice the clips in the same bytes"
 
     @classmethod

@@ -12,22 +12,12 @@ from stella.config import build
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
 from stella.evaluate import forgetting
+from stella.methods import METHODS
 from stella.train.config import FREE
 from stella.train.folder import Line, RunFolder, read_lines
 
 # No result depends on these; a seed makes another run of the same experiment.
 NOT_THE_EXPERIMENT = (*FREE, "seed", "stream.seed", "train.log_every")
-NAMES = {
-    "finetune": "Finetune",
-    "multitask": "Multitask",
-    "er": "ER",
-    "derpp": "DER++",
-    "stella": "STELLA",
-    "stella_plus": "STELLA+",
-    "random": "Random",
-    "mats": "MATS",
-}
-ORDER = ["finetune", "er", "random", "mats", "derpp", "stella", "stella_plus", "multitask"]  # bounds at both ends
 
 
 @dataclass(frozen=True)
@@ -148,12 +138,13 @@ class Group:
 
 
 def group(runs: Iterable[RunRecord]) -> list[Group]:
-    """Runs by experiment, methods in their usual order; where one method appears twice, labels say what differs."""
+    """Runs by experiment, methods in the registry's order; where one method appears twice, labels say what differs."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
         found.setdefault(json.dumps(experiment(run.config), sort_keys=True), []).append(run)
     groups = [sorted(members, key=lambda run: run.seed) for members in found.values()]
-    groups.sort(key=lambda members: ORDER.index(members[0].method) if members[0].method in ORDER else -1)
+    order = list(METHODS)
+    groups.sort(key=lambda members: order.index(members[0].method) if members[0].method in order else -1)
     alike: dict[str, list[dict[str, Any]]] = {}
     for members in groups:
         alike.setdefault(members[0].method, []).append(experiment(members[0].config))
@@ -204,7 +195,7 @@ def _audit(data: str) -> dict[str, float] | None:
 
 
 def _label(run: RunRecord, alike: Sequence[Mapping[str, Any]]) -> str:
-    name = NAMES.get(run.method, run.method)
+    name = METHODS[run.method].title if run.method in METHODS else run.method  # unknown: of another version
     own = experiment(run.config)
     differing = [key for key in own if any(other.get(key) != own[key] for other in alike)]
     return f"{name} ({', '.join(f'{key}={own[key]}' for key in differing)})" if differing else name

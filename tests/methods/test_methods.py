@@ -307,7 +307,7 @@ def test_capacity_in_bytes_becomes_clips() -> None:
 
 
 def test_an_unknown_method_fails_with_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"unknown method 'stela'; choose one of .*finetune, multitask, er, derpp"):
+    with pytest.raises(ConfigError, match=r"unknown method 'stela'; choose one of .*finetune, er, derpp"):
         method("stela")
 
 
