@@ -11,10 +11,15 @@ from stella.config import build as build_config
 from stella.errors import ConfigError
 from stella.methods.ablations import MATS, RandomPatches
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
+from stella.methods.cls_er import CLSER
 from stella.methods.derpp import DERpp
 from stella.methods.er import ER
+from stella.methods.esmer import ESMER
 from stella.methods.finetune import Finetune
+from stella.methods.gmed import GMED
 from stella.methods.initial import Initial
+from stella.methods.lump import LUMP
+from stella.methods.mir import MIR
 from stella.methods.multitask import Multitask
 from stella.methods.stella import STELLA
 from stella.methods.stella_plus import STELLAPlus
@@ -26,7 +31,12 @@ METHODS: dict[str, type[Method]] = {
     "initial": Initial,
     "finetune": Finetune,
     "er": ER,
+    "mir": MIR,
     "derpp": DERpp,
+    "gmed": GMED,
+    "cls_er": CLSER,
+    "lump": LUMP,
+    "esmer": ESMER,
     "random": RandomPatches,
     "mats": MATS,
     "stella": STELLA,

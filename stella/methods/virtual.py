@@ -1,0 +1,81 @@
+"""A virtual step: the weights after one step of plain SGD on the current clips, which are never the model's own.
+
+The passes that look ahead are run with given weights and leave the model, its gradients and "mask" alone: their masks
+come from a generator of their own, "virtual" (noise [clips, L], audio first), so that what is trained on afterwards is
+masked as ER masks it. First come the masks of the current clips, then those of memory's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from stella import selection
+from stella.clip import Batch
+from stella.errors import ConfigError
+from stella.methods.base import MemoryConfig, ObjectiveConfig
+from stella.methods.er import ER
+from stella.model.cav import CAV, Pretrained, Split, split_by_noise
+from stella.rng import generator
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class VirtualConfig:
+    virtual_lr: float = 1e-4  # MIR and GMED take the rate of training, and this is the paper's
+
+    def __post_init__(self) -> None:
+        if not self.virtual_lr > 0:
+            raise ConfigError(f"virtual_lr={self.virtual_lr} must be above 0: nothing can be seen of a step of none")
+
+
+class LooksAhead(ER):
+    """ER whose memory part depends on what a step on the current clips alone would do."""
+
+    Config = VirtualConfig
+    config: VirtualConfig
+
+    def __init__(
+        self, model: CAV, config: VirtualConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
+    ) -> None:
+        super().__init__(model, config, objective, memory, seed)
+        self.generators["virtual"] = generator(seed, "virtual", device=self.device)
+
+    def weights(self) -> Weights:
+        """θ, as values: no gradient reaches them."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def virtual_weights(self, batch: Batch) -> Weights:
+        """θ' = θ − lr·∇L(x; θ)."""
+        theta = {name: p.detach().requires_grad_() for name, p in self.model.named_parameters() if p.requires_grad}
+        loss = self.clip_losses(theta, batch.audio, batch.video, self.virtual_splits(len(batch))).mean()
+        gradients = self.gradients(loss, list(theta.values()))
+        with torch.no_grad():
+            return {name: p - self.config.virtual_lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
+
+    def clip_losses(self, weights: Weights, audio: Tensor, video: Tensor, splits: tuple[Split, Split]) -> Tensor:
+        """L of each clip [B], at these weights; the clips are one another's negatives.
+
+        In full precision: the virtual step is smaller than what bfloat16 tells apart.
+        """
+        a, v = self.model.patches_a(audio), self.model.patches_v(video)
+        with torch.autocast(audio.device.type, enabled=False):
+            out: Pretrained = functional_call(self.model, dict(weights), (a, v, *splits))
+            return torch.stack(list(self.clip_parts(out).values())).sum(0)
+
+    def virtual_splits(self, clips: int) -> tuple[Split, Split]:
+        c = self.model.config
+        return self._virtual_split(clips, c.patches_a), self._virtual_split(clips, c.patches_v)
+
+    def _virtual_split(self, clips: int, length: int) -> Split:
+        noise = selection.uniform(clips, length, generator=self.generators["virtual"])
+        return split_by_noise(noise, selection.visible(length, self.objective.mask_ratio))
+
+    @staticmethod
+    def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        """In the precision of the pass before (inside autocast, parts of the way back would be rounded)."""
+        with torch.autocast(loss.device.type, enabled=False):
+            return torch.autograd.grad(loss, inputs, materialize_grads=True)
