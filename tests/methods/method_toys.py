@@ -12,7 +12,8 @@ from stella.rng import generator
 
 TOY = preset("tiny", image_size=32, spec_frames=128, dim=24, dec_dim=16)  # 8 x 8 audio, 4 x 2 x 2 video patches
 YES = torch.tensor(True)  # the step was taken
-REPLAY = ("er", "derpp", "stella", "stella_plus", "random", "mats")
+REPLAY = ("er", "derpp", "cls_er", "lump", "esmer", "stella", "stella_plus", "random", "mats")
+ALL_ENTER: dict[str, dict[str, Any]] = {"esmer": {"beta": 1e9}}  # that every clip may enter the memory
 
 
 def method(name: str, clips: int = 10, seed: int = 0, dtype: torch.dtype = torch.float32, **args: Any) -> Method:
@@ -46,7 +47,7 @@ def batches(sizes: Iterable[int], first: int = 0) -> list[Batch]:
 
 
 def optimiser(method: Method) -> torch.optim.Optimizer:
-    return torch.optim.Adam(method.parameters(), lr=1e-3, betas=(0.95, 0.999))
+    return torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=1e-3, betas=(0.95, 0.999))
 
 
 def step(method: Method, adam: torch.optim.Optimizer, batch: Batch) -> dict[str, float]:
