@@ -1,0 +1,92 @@
+"""The paper's comparisons, run here and set beside the paper's own figures.
+
+`reproduce("table1", …)` runs what is missing and shows it; `runs("table1")` has the configurations for whoever runs
+them elsewhere, `collect(folder)` makes one results.csv of all that was run, `show` renders it, `measure` is for speed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from stella.config import to_tree
+from stella.errors import StellaError
+from stella.report.record import gallery_ceilings
+from stella.reproduce.recipe import Recipe, load, names, runs
+from stella.reproduce.results import collect, read_results, to_csv
+from stella.reproduce.speed import has_gpu, measure, measure_all
+from stella.reproduce.tables import learning_sheet, markdown, speed_sheet, terminal
+from stella.train.config import RunConfig
+from stella.train.folder import write_text
+from stella.train.run import pretrain
+
+__all__ = ["Recipe", "collect", "load", "measure", "names", "reproduce", "runs", "show"]
+
+
+def reproduce(
+    name: str,
+    seeds: Sequence[int],
+    folder: Path | str,
+    console: Console,
+    only: Sequence[str] = (),
+    orders: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> int:
+    """Run what is missing in `folder/ORDER/VARIANT/seed-N`, then write and show results.csv and reproduce.md there.
+
+    Seed by seed, so that one that is stopped early still compares. Processes side by side may share the folder if they
+    choose different runs. Returns the exit code: 128 + signal where one stopped it.
+    """
+    recipe, folder = load(name), Path(folder)
+    if recipe.speed is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        configs = _for_device(name, recipe, only, orders, overrides)
+        measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console)
+        write_text(folder / "results.csv", to_csv(measured))
+    else:
+        exit_code = _train(runs(name, overrides, only, orders), seeds, folder, console)
+        if exit_code:
+            return exit_code
+        collect(folder)
+    show(name, folder / "results.csv", console, overrides)
+    return 0
+
+
+def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
+    """The table of a results.csv, also into reproduce.md beside it. Nothing but the CSV is needed."""
+    recipe, results = load(name), Path(results)
+    keys = runs(name, overrides)
+    found, unknown = read_results(results, keys)
+    if not any(found.values()):
+        raise StellaError(f"{results} has no run of {name}, only {', '.join(unknown)}; give another file or name")
+    if recipe.speed is not None:
+        sheets = [speed_sheet(recipe, order, found) for order in recipe.orders]
+    else:
+        cues = gallery_ceilings(to_tree(next(iter(keys.values())).data))
+        begun = [order for order in recipe.orders if any(found[f"{order}/{each}"] for each in recipe.variants)]
+        sheets = [learning_sheet(recipe, order, found, cues) for order in begun]
+    console.print(terminal(sheets))
+    if unknown:
+        console.print(f"Not in this table: {', '.join(unknown)}", highlight=False)
+    write_text(results.with_name("reproduce.md"), markdown(name, sheets))
+    console.print(f"{results}  and  {results.with_name('reproduce.md')}", highlight=False)
+
+
+def _train(configs: dict[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console) -> int:
+    for seed in seeds:
+        for key, config in configs.items():
+            console.print(f"{key}, seed {seed}", style="dim", highlight=False)
+            result = pretrain(replace(config, seed=seed), folder / key / f"seed-{seed}", resume=True, console=console)
+            if not result.finished:
+                return result.exit_code
+    return 0
+
+
+def _for_device(
+    name: str, recipe: Recipe, only: Sequence[str], orders: Sequence[str], overrides: Sequence[str]
+) -> dict[str, RunConfig]:
+    configs = runs(name, overrides, only, orders)
+    if recipe.speed is not None and has_gpu(next(iter(configs.values()))):
+        return runs(name, [*recipe.speed.gpu, *overrides], only, orders)
+    return configs

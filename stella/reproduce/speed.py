@@ -1,0 +1,89 @@
+"""What a step of each method costs: clips a second and peak memory, without what loading costs."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from stella.clip import Batch
+from stella.data.stream import Stream
+from stella.data.tasks import train_tasks
+from stella.errors import StellaError
+from stella.reproduce.results import provenance
+from stella.train.config import RunConfig, settle
+from stella.train.run import build_method
+from stella.train.runtime import Runtime, environment, runtime
+from stella.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Speed:
+    clips_per_second: float
+    peak_bytes: int  # of the GPU where there is one, else of the process
+
+
+class Again(Stream):
+    """The first batch of a stream, for ever."""
+
+    batch: Batch | None = None
+
+    def __next__(self) -> Batch:
+        if self.batch is None:
+            self.batch = super().__next__()
+            self.close()
+        return self.batch
+
+
+def measure(config: RunConfig, steps: int, warmup: int) -> Speed:
+    """Steps as a run takes them, after a warm-up. The peak is this process's: `measure_all` gives each a fresh one."""
+    config = settle(config)
+    machine = _machine(config)
+    tasks = train_tasks(config.data, machine.device)[:1]
+    trainer = Trainer(
+        build_method(config, machine.device), Again(tasks, config.stream, machine.device), config.train, machine
+    )
+    for _ in range(warmup):
+        trainer.advance()
+    _wait(machine)
+    began, clips = time.perf_counter(), trainer.counters.clips
+    for _ in range(steps):
+        trainer.advance()
+    _wait(machine)
+    rate = (trainer.counters.clips - clips) / (time.perf_counter() - began)
+    return Speed(rate, machine.peak_bytes())
+
+
+def measure_all(configs: Mapping[str, RunConfig], steps: int, warmup: int, console: Console) -> list[dict[str, Any]]:
+    """One line for each configuration, each measured in a process of its own, one after the other."""
+    rows = []
+    for name, config in configs.items():
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            try:
+                speed = fresh.submit(measure, config, steps, warmup).result()
+            except BrokenProcessPool as error:
+                raise StellaError(f"measuring {name} was killed; is there enough memory?") from error
+        facts = environment(_machine(config))
+        about = {"name": name, "method": config.method, "batch": config.stream.batch_size, "steps": steps}
+        sizes = {"model": config.model.preset, "clips": config.data.size, "precision": facts["precision"]}
+        rows.append(about | vars(speed) | sizes | provenance(facts))
+        console.print(f"{name}: {speed.clips_per_second:.1f} clips/s, {speed.peak_bytes / 1e9:.2f} GB", highlight=False)
+    return rows
+
+
+def has_gpu(config: RunConfig) -> bool:
+    return _machine(config).device.type != "cpu"
+
+
+def _machine(config: RunConfig) -> Runtime:
+    return runtime(config.train.device, config.train.precision, config.train.compile)
+
+
+def _wait(machine: Runtime) -> None:
+    if machine.device.type != "cpu":
+        torch.accelerator.synchronize(machine.device)

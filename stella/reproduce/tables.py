@@ -1,0 +1,145 @@
+"""Ours beside the paper's, for the terminal and as Markdown, with headings that let nobody take one for the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stella.report.tables import CEILINGS
+from stella.reproduce import paper
+from stella.reproduce.paper import Row, spell
+from stella.reproduce.recipe import Recipe
+from stella.reproduce.results import Rows, spread
+
+SCALE = (
+    f"Columns headed “{paper.NAME}” are printed in the paper: another model, on VGGSound. Scenes and {paper.DATASET} "
+    "differ in scale: compare the orders of methods, not the figures."
+)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table on its way to be shown: the first column is text, the others are figures."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    below: list[list[str]]  # set apart: what is no result
+    notes: list[str]
+
+
+def learning_sheet(
+    recipe: Recipe, order: str, found: Mapping[str, Rows], ceilings: Mapping[str, float] | None
+) -> Sheet:
+    """A and F of every variant in one order of tasks; `found` has the lines of `ORDER/VARIANT`."""
+    table, printed = recipe.orders[order], {}
+    rows = []
+    for name, variant in recipe.variants.items():
+        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name)
+        printed[name] = theirs
+        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–", "–"]
+        rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
+    cues = [[name, "", f"{ceilings[key]:.1f}", "", "", ""] for key, name in CEILINGS.items()] if ceilings else []
+    sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
+    means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
+    both = [(ours.mean, theirs.mean("A")) for ours, theirs in means.values() if ours.values]
+    return Sheet(
+        f"{recipe.title}. Tasks in {order} order{sequence}",
+        ["", "runs", "ours A ↑", "ours F ↓", *(f"{paper.NAME} {figure}: a→v, v→a" for figure in ("A ↑", "F ↓"))],
+        rows,
+        cues,
+        [
+            "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
+            *(["Below the line: A by one cue alone in our gallery."] if cues else []),
+            *_sources([theirs for theirs in printed.values() if theirs]),
+            *(
+                [f"Rank correlation of our A with the paper's: {_ranks(both):.2f} ({len(both)} rows)."]
+                * (len(both) > 4)
+            ),
+        ],
+    )
+
+
+def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
+    """Clips a second and peak memory of every variant, and both relative to the first."""
+    ours: dict[str, tuple[float, float]] = {}
+    theirs: dict[str, tuple[float, float]] = {}
+    printed = {name: row for name in recipe.variants if (row := paper.row(recipe.orders[order].paper, name))}
+    for name in recipe.variants:
+        lines = found[f"{order}/{name}"]
+        speeds, peaks = ([float(line[column]) for line in lines] for column in ("clips_per_second", "peak_bytes"))
+        ours[name] = (speeds[0], peaks[0] / 1e9) if lines else (np.nan, np.nan)
+        theirs[name] = (printed[name].speed, printed[name].gb) if name in printed else (np.nan, np.nan)
+    first = next(iter(recipe.variants))
+    rows = []
+    for name, variant in recipe.variants.items():
+        cells = []
+        for side in (ours, theirs):
+            for value, of in zip(side[name], side[first], strict=True):
+                cells += [spell(value, 2), spell(value / of, 2)]
+        rows.append([variant.label, *cells])
+    label = recipe.variants[first].label
+    columns = ["clips/s ↑", f"× {label}", "GB ↓", f"× {label}"]
+    places = {
+        f"{line['hardware']}, {line['model']} on {line['clips']}, {line['precision']}"
+        for lines in found.values()
+        for line in lines
+    }
+    return Sheet(
+        recipe.title,
+        ["", *(f"ours {column}" for column in columns), *(f"paper (V100) {column}" for column in columns)],
+        rows,
+        [],
+        [
+            f"Ours: {'; '.join(sorted(places))}. GB: the GPU's peak, or that of the whole process on a CPU.",
+            *_sources(list(printed.values())),
+            "Other hardware, other sizes: compare within each side.",
+        ],
+    )
+
+
+def terminal(sheets: Sequence[Sheet]) -> RenderableType:
+    return Group(*(part for sheet in sheets for part in (_rich(sheet), Text("\n".join(sheet.notes), "dim"), "")))
+
+
+def _rich(sheet: Sheet) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=sheet.title, title_justify="left", title_style="bold")
+    for i, heading in enumerate(sheet.head):
+        dim = "dim" if heading.startswith("paper") else ""
+        table.add_column(heading, justify="right" if i else "left", style=dim, header_style=f"bold {dim}".strip())
+    for row in sheet.rows:
+        table.add_row(*row)
+    if sheet.below:
+        table.add_section()
+    for row in sheet.below:
+        table.add_row(*row, style="dim")
+    return table
+
+
+def markdown(name: str, sheets: Sequence[Sheet]) -> str:
+    return f"# {name}\n\n" + "\n".join(map(_markdown, sheets))
+
+
+def _markdown(sheet: Sheet) -> str:
+    lines = [sheet.head, ["---", *["---:"] * (len(sheet.head) - 1)], *sheet.rows]
+    lines += [[f"*{cell}*" if cell else "" for cell in row] for row in sheet.below]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"## {sheet.title}\n{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
+
+
+def _sources(rows: Sequence[Row]) -> list[str]:
+    """Which of the paper's tables, and the warning that goes with them."""
+    labels = list(dict.fromkeys(row.table for row in rows))
+    if not labels:
+        return ["The paper has no table of this, only a figure without numbers."]
+    return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {SCALE}"]
+
+
+def _ranks(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's."""
+    order = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return float(np.corrcoef(*order.T).flat[1])
