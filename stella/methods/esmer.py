@@ -31,7 +31,7 @@ class ESMERConfig:
 
     def __post_init__(self) -> None:
         if not (self.beta > 0 and self.gamma >= 0):
-            raise ConfigError(f"beta={self.beta} must be above 0 and gamma={self.gamma} 0 or more")
+            raise ConfigError(f"beta={self.beta} must be above 0, and gamma={self.gamma} must be 0 or more")
         check_shares(alpha_loss=self.alpha_loss, alpha=self.alpha, rate=self.rate)
 
 

@@ -1,0 +1,356 @@
+"""CLS-ER and ESMER, against plain Python versions of what their publications say."""
+
+import dataclasses
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from method_toys import YES, assert_same_weights, batch, batches, method, optimiser, step, train
+from torch import Tensor, nn
+
+from stella import losses
+from stella.errors import ConfigError
+from stella.methods import METHODS, Losses, Method
+from stella.methods.ema import Average
+from stella.methods.esmer import usual
+from stella.model.cav import CAV, Patches, Split
+
+NO = torch.tensor(False)
+both = pytest.mark.parametrize("name", ["cls_er", "esmer"])
+
+
+@torch.no_grad()
+def fill(model: nn.Module, value: float) -> None:
+    for p in model.parameters():
+        p.fill_(value)
+
+
+@torch.no_grad()
+def shake(model: nn.Module, by: float, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p += by * torch.randn(p.shape, generator=g, dtype=p.dtype)
+
+
+def copies(one: Method) -> list[Average]:
+    return [module for module in one.modules() if isinstance(module, Average)]
+
+
+def everything(one: Method) -> dict[str, Tensor]:
+    """All tensors of a method, its memory's included."""
+    rows = one.memory.state_dict()["rows"]
+    return {key: value.clone() for key, value in one.state_dict().items()} | {f"memory.{k}": v for k, v in rows.items()}
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    assert not [key for key in ours if not torch.equal(ours[key], theirs[key])]
+
+
+def spy(model: CAV, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What a model's masked pre-training was given, and what came out: (a, v, split_a, split_v, out)."""
+    calls: list[tuple[Any, ...]] = []
+    pretrain = model.pretrain
+
+    def spied(*args: Any) -> Any:
+        out = pretrain(*args)
+        calls.append((*args, out))
+        return out
+
+    monkeypatch.setattr(model, "pretrain", spied)
+    return calls
+
+
+@torch.no_grad()
+def naive(model: CAV, given: tuple[Any, ...], clips: range) -> tuple[list[float], list[Tensor], list[Tensor]]:
+    """L of some clips and their z_a and z_v, each clip run alone with the masks given; negatives: these clips."""
+    a, v, split_a, split_v, *_ = given
+    outs = []
+    for i in clips:
+        patches = (Patches(x.values[i : i + 1], x.positions[i : i + 1]) for x in (a, v))
+        splits = (Split(x.visible[i : i + 1], x.masked[i : i + 1]) for x in (split_a, split_v))
+        outs.append(model.pretrain(*patches, *splits))
+    contrastive = losses.contrastive(torch.cat([o.z_a for o in outs]), torch.cat([o.z_v for o in outs]), 0.05)
+    total = [
+        float(
+            (o.recon_a - losses.norm_pix(o.target_a)).square().mean()
+            + (o.recon_v - losses.norm_pix(o.target_v)).square().mean()
+            + 0.1 * c
+        )
+        for o, c in zip(outs, contrastive, strict=True)
+    ]
+    return total, [o.z_a[0] for o in outs], [o.z_v[0] for o in outs]
+
+
+# ---- the copies
+
+
+def test_an_average_by_hand() -> None:
+    """½·0 + ½·8 = 4; ⅔·4 + ⅓·7 = 5; then α = 0.7 is less than ¾: 0.7·5 + 0.3·15 = 8; 0.7·8 + 0.3·(-2) = 5."""
+    model = method("finetune", dtype=torch.float64).model
+    fill(model, 0)
+    average, g = Average(model, alpha=0.7, rate=1.0), torch.Generator()
+    for value, expected in ((8, 4), (7, 5), (15, 8), (-2, 5)):
+        fill(model, 1e6)
+        average.follow(model, g, NO)  # neither moves it nor counts
+        fill(model, value)
+        average.follow(model, g, YES)
+        for p in average.model.parameters():
+            torch.testing.assert_close(p, torch.full_like(p, expected), rtol=1e-6, atol=0)
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    model = method("finetune").model
+    average = Average(model, 0.9, 0.5)
+    for ours, theirs in zip(average.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours.data_ptr() != theirs.data_ptr()
+        assert theirs.requires_grad and not ours.requires_grad
+
+
+def test_copies_keep_their_places_in_the_publications() -> None:
+    """Each with its own draws, decay and rate, over steps some of which are not taken: a loop over plain numbers."""
+    rates, alphas = (0.6, 0.8), (0.75, 0.85)
+    args = {"rate_stable": 0.6, "rate_plastic": 0.8, "alpha_stable": 0.75, "alpha_plastic": 0.85}
+    one = method("cls_er", clips=0, dtype=torch.float64, **args)
+    for model in (one.model, one.stable.model, one.plastic.model):
+        fill(model, 0)
+    draws, values = one.generators["ema"].clone_state(), torch.rand(12, generator=torch.Generator().manual_seed(1))
+    expected, t, b = [0.0, 0.0], 0, batch(1)
+    for i, value in enumerate(values.tolist()):
+        taken = i % 4 != 2
+        fill(one.model, value)
+        one.after_step(b, Losses({}, {"video": b.video, "audio": b.audio}), torch.tensor(taken))
+        t += taken
+        for which in (0, 1):
+            if float(torch.rand((), generator=draws)) < rates[which] and taken:
+                decay = min(1 - 1 / (t + 1), alphas[which])
+                expected[which] = decay * expected[which] + (1 - decay) * value
+        for copy, mean in zip((one.stable, one.plastic), expected, strict=True):
+            assert copy.model.norm.weight[0].item() == pytest.approx(mean, rel=1e-6)
+            assert copy.model.decoder_pred_v.bias[-1].item() == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "rates"), [("cls_er", [0.6, 0.8]), ("esmer", [0.2])])
+def test_copies_follow_as_often_as_they_should_and_independently(name: str, rates: list[float]) -> None:
+    one, b, times = method(name, clips=0), batch(1), 300
+    made = one.loss(b)
+    moved = torch.zeros(times, len(rates))
+    for i in range(times):
+        fill(one.model, float(i))
+        before = [copy.model.norm.weight[0].item() for copy in copies(one)]
+        one.after_step(b, made, YES)
+        after = [copy.model.norm.weight[0].item() for copy in copies(one)]
+        moved[i] = torch.tensor([x != y for x, y in zip(before, after, strict=True)])
+    for rate, share in zip([*rates, torch.tensor(rates).prod()], [*moved.mean(0), moved.prod(1).mean()], strict=True):
+        assert abs(share - rate) < 4 * (rate * (1 - rate) / times) ** 0.5
+
+
+@both
+def test_evaluation_is_the_stable_copys(name: str) -> None:
+    one = method(name)
+    train(one, [4, 4, 4, 4, 4, 4])
+    assert one.eval_model is one.stable.model
+    assert not torch.equal(one.eval_model.norm.weight, one.model.norm.weight)
+    assert torch.equal(one.eval_model.pixel_mean, one.model.pixel_mean)
+
+
+@both
+def test_a_step_left_out_changes_nothing(name: str) -> None:
+    one = method(name)
+    for sizes in ([], [4, 4]):  # the very first, and a later one
+        train(one, sizes)
+        before, b = everything(one), batch(4, 8)
+        made = one.loss(b)
+        shake(one.model, 0.1, 0)  # so that a copy that followed would be seen
+        before |= {key: value.clone() for key, value in one.state_dict().items() if key.startswith("model.")}
+        bad = {key: value.float() * float("nan") if key == "errors" else value for key, value in made.keep.items()}
+        for _ in range(10):
+            one.after_step(b, Losses(made.parts, bad), NO)
+        assert_same(everything(one), before)
+
+
+@pytest.mark.parametrize(("name", "held"), [("cls_er", ["stable", "plastic"]), ("esmer", ["stable"])])
+def test_copies_and_counts_travel_with_the_state(name: str, held: list[str]) -> None:
+    one, other = method(name), method(name, seed=4)
+    train(one, [4, 4, 4])
+    shake(other, 0.1, 0)
+    state = one.state_dict()
+    expected = {f"{copy}.model.{key}" for copy in held for key in one.model.state_dict()}
+    expected |= {f"{copy}.steps" for copy in held} | ({"mean"} if name == "esmer" else set())
+    assert set(state) == expected | {f"model.{key}" for key in one.model.state_dict()}
+    assert all(state[f"{copy}.steps"] == 3 for copy in held)
+    other.load_state_dict(state)
+    other.memory.load_state_dict(one.memory.state_dict())
+    for key, g in one.generators.items():
+        other.generators[key].set_state(g.get_state())
+    for m in (one, other):
+        adam = optimiser(m)
+        for b in batches([4, 4, 4], first=12):
+            step(m, adam, b)
+    assert_same(everything(one), everything(other))
+
+
+@pytest.mark.parametrize(("name", "off"), [("cls_er", {"weight": 0.0}), ("esmer", {"gamma": 0.0, "beta": 1e9})])
+def test_without_what_they_add_they_are_er(name: str, off: dict[str, float]) -> None:
+    er, same, other = method("er"), method(name, **off), method(name)
+    for m in (er, same, other):
+        train(m)
+    assert_same_weights(er, same)
+    assert torch.equal(er.memory.ids, same.memory.ids)
+    with pytest.raises(AssertionError):
+        assert_same_weights(er, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("cls_er", {key: value}) for key in ("weight", "alpha_stable", "rate_plastic") for value in (-0.1, float("nan"))]
+    + [("cls_er", {"alpha_plastic": 1.1}), ("cls_er", {"rate_stable": 1.1}), ("esmer", {"beta": 0.0})]
+    + [("esmer", {key: -0.1}) for key in ("gamma", "alpha", "alpha_loss", "rate")]
+    + [("esmer", {key: 1.1}) for key in ("alpha", "alpha_loss", "rate")],
+)
+def test_nonsense_is_refused_by_name(name: str, wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.* must"):
+        method(name, **wrong)
+
+
+def test_paper_values_are_the_defaults() -> None:
+    cls_er, esmer = METHODS["cls_er"].Config(), METHODS["esmer"].Config()
+    assert dataclasses.astuple(cls_er) == (0.1, 0.999, 0.999, 0.6, 0.8)
+    assert dataclasses.astuple(esmer) == (0.99, 1.0, 0.15, 0.999, 0.2)
+
+
+# ---- CLS-ER
+
+
+def test_each_clip_is_taught_by_the_copy_with_the_lower_loss_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("cls_er", clips=8, weight=0.7, dtype=torch.float64)
+    train(one, [8])
+    shake(one.stable.model, 0.05, 1)
+    shake(one.plastic.model, 0.05, 2)
+    calls = spy(one.model, monkeypatch)
+    part = one.loss(batch(10, 8)).parts["consistency"]
+    *given, out = calls[0]
+    assert len(out.z_a) == 18
+    clips = range(10, 18)
+    (loss_s, *z_s), (loss_p, *z_p) = (naive(copy.model, tuple(given), clips) for copy in (one.stable, one.plastic))
+    chosen = [z_s if loss_s[i] < loss_p[i] else z_p for i in range(8)]
+    assert 0 < sum(z is z_s for z in chosen) < 8
+    expected = [
+        (out.z_a[10 + i] - chosen[i][0][i]).square().mean() + (out.z_v[10 + i] - chosen[i][1][i]).square().mean()
+        for i in range(8)
+    ]
+    torch.testing.assert_close(part, 0.7 * sum(expected) / 8)
+
+
+def test_nothing_is_taught_while_the_memory_is_empty() -> None:
+    for one in (method("cls_er"), method("esmer")):
+        first, second = train(one, [4, 4])
+        assert first["consistency"] == 0
+        assert second["consistency"] > 0
+
+
+# ---- ESMER
+
+
+def errors_of(one: Method, values: list[float], taken: Tensor = YES, first: int = 0) -> None:
+    """A step after which the slow copy's losses are these."""
+    b = batch(len(values), first)
+    keep = {"video": b.video, "audio": b.audio, "errors": torch.tensor(values, dtype=torch.float32)}
+    one.after_step(b, Losses({}, keep), taken)
+
+
+def test_errors_are_the_copys_losses_of_the_current_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("esmer", dtype=torch.float64)
+    train(one, [5])
+    shake(one.stable.model, 0.05, 1)
+    calls = spy(one.model, monkeypatch)
+    made = one.loss(batch(6, 5))
+    assert len(calls[0][-1].z_a) == 11
+    expected, *_ = naive(one.stable.model, calls[0], range(6))
+    torch.testing.assert_close(made.keep["errors"], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_clips_weigh_less_where_the_copy_errs_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And memory's clips weigh 1; one mean over all."""
+    one = method("esmer", dtype=torch.float64, beta=1.2)
+    train(one, [5])
+    shake(one.stable.model, 0.05, 1)
+    state = one.generators["mask"].get_state(), one.memory.generator.get_state()
+    errors = one.loss(batch(6, 5)).keep["errors"].tolist()
+    one.generators["mask"].set_state(state[0])
+    one.memory.generator.set_state(state[1])
+    low, high = sorted(errors)[2:4]
+    mean = (low + high) / 2 / 1.2
+    one.mean.fill_(mean)
+    calls = spy(one.model, monkeypatch)
+    parts = one.loss(batch(6, 5)).parts
+    weights = [1 if error <= 1.2 * mean else mean / error for error in errors] + [1] * 5
+    assert sum(weight == 1 for weight in weights) == 8
+    for name, each in one.clip_parts(calls[0][-1]).items():
+        expected = sum(weight * part for weight, part in zip(weights, each, strict=True)) / 11
+        torch.testing.assert_close(parts[name], expected, rtol=1e-6, atol=0)  # the mean is kept in float32
+
+
+def test_memorys_clips_are_taught_by_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("esmer", dtype=torch.float64, gamma=0.7)
+    train(one, [5])
+    shake(one.stable.model, 0.05, 1)
+    calls = spy(one.model, monkeypatch)
+    part = one.loss(batch(6, 5)).parts["consistency"]
+    out = calls[0][-1]
+    _, z_a, z_v = naive(one.stable.model, calls[0], range(6, 11))
+    expected = [(out.z_a[6 + i] - z_a[i]).square().mean() + (out.z_v[6 + i] - z_v[i]).square().mean() for i in range(5)]
+    torch.testing.assert_close(part, 0.7 * sum(expected) / 5)
+
+
+ERRORS = [[1, 1, 1, 5], [2, 2, 2, 2], [1, 1.05, 1.95, 2], [1, 1, 1, 1, 1, 2.5], [3], [0.4, 9, 0.5, 8, 0.3, 1]]
+
+
+def test_the_running_mean_by_hand() -> None:
+    """The 5 is over 2 + 2; then 0.9·1 + 0.1·2; of the third none is over 1.5 + 0.549."""
+    one = method("esmer", alpha_loss=0.9)
+    assert one.mean.isinf()
+    for values, expected in zip(ERRORS, (1, 1.1, 1.14, 1.126), strict=False):
+        errors_of(one, values)
+        assert one.mean.item() == pytest.approx(expected)
+
+
+def test_what_is_weighed_remembered_and_averaged_follows_the_publication() -> None:
+    """A loop over steps and clips, with plain numbers."""
+    one = method("esmer", alpha_loss=0.8, beta=1.1, clips=50)
+    mean, held, first = None, [], 0
+    for step_, values in enumerate([*ERRORS, *reversed(ERRORS)]):
+        taken = step_ != 3
+        full = [mean is None or error <= 1.1 * mean for error in values]
+        assert one.counts(torch.tensor(values)).tolist() == full
+        errors_of(one, values, torch.tensor(taken), first)
+        if taken:
+            held += [first + i for i, enters in enumerate(full) if enters]
+            limit = statistics.fmean(values) + (statistics.stdev(values) if len(values) > 1 else 0)
+            now = statistics.fmean([error for error in values if error <= limit])
+            mean = now if mean is None else 0.8 * mean + 0.2 * now
+        first += len(values)
+        assert one.mean.item() == pytest.approx(mean, rel=1e-5)
+        assert one.memory.ids.tolist() == held
+        assert one.memory.seen == len(held)
+    assert 0 < len(held) < first
+
+
+def test_equal_errors_have_a_mean() -> None:
+    for n in range(1, 40):
+        for value in (0.1, 0.7, 1.3):
+            assert usual(torch.full((n,), value)).item() == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("before", [[], [1.0, 2.0]])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_an_error_that_is_not_finite_does_not_spoil_the_mean(before: list[float], bad: float) -> None:
+    one = method("esmer")
+    if before:
+        errors_of(one, before)
+    mean = one.mean.clone()
+    errors_of(one, [1.0, bad, 1.0])
+    assert torch.equal(one.mean, mean)
+    errors_of(one, [1.0, 1.0])
+    assert one.mean.isfinite()
