@@ -220,6 +220,34 @@ def compare(
 
 
 @app.command(rich_help_panel="Training")
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which of the paper's comparisons; none: list them.")] = None,
+    values: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    seeds_list: Annotated[str, typer.Option(help="These instead, with commas.")] = "",
+    only: Annotated[str, typer.Option(help="These variants alone, with commas.")] = "",
+    orders: Annotated[str, typer.Option(help="These orders of the tasks alone, with commas.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder for runs, in a folder of the name.")] = Path("runs/reproduce"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--from", help="Run nothing: show this results.csv, and write reproduce.md beside it."),
+    ] = None,
+) -> None:
+    """Run one of the paper's comparisons, what is missing of it, and set it beside the paper's own figures."""
+    from stella import reproduce as paper
+
+    wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
+    if name is None:
+        wide.print(paper.listing())
+    elif results is not None:
+        paper.show(name, results, wide, values or [])
+    else:
+        numbers = _integers("--seeds-list", seeds_list) or range(seeds)
+        folder = out / Path(name).stem
+        raise typer.Exit(paper.reproduce(name, numbers, folder, wide, _listed(only), _listed(orders), values or []))
+
+
+@app.command(rich_help_panel="Training")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run, a weight file, or the name of shipped weights (base-tiny).")],
     recipe: Annotated[str | None, typer.Argument(help="Where the data come from; default: the run's own.")] = None,
@@ -251,18 +279,17 @@ def report(
 
 
 @app.command("methods", rich_help_panel="Training")
-def list_methods() -> None:
-    """List the methods: what each does, and what it stores of a clip at the paper's sizes."""
-    from stella.memory import bytes_per_clip
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="One of them, with its hyper-parameters; default: all.")] = None,
+) -> None:
+    """List the methods: what each does, what it stores of a clip, and what its steps cost."""
     from stella.methods import METHODS
-    from stella.model.cav import preset
+    from stella.report.methods import method_page, methods_table
 
-    table = Table("method", "what it does", "memory per clip", "publication")
-    for name, method in METHODS.items():
-        columns = method.columns(preset("base"), method.Config())
-        stored = f"{bytes_per_clip(columns) / 1e3:,.0f} kB" if columns else "none"
-        table.add_row(f"[bold]{name}[/]", method.summary, stored, method.citation)
-    console.print(table)
+    if name is not None and name not in METHODS:
+        raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    wide = console if console.is_terminal else Console(width=100)  # a pipe would be given 80 columns
+    wide.print(methods_table(METHODS) if name is None else method_page(METHODS[name]), highlight=False)
 
 
 @app.command(rich_help_panel="Training")
@@ -280,6 +307,17 @@ def _apart(recipe: str | None, values: list[str] | None) -> tuple[Path | None, l
     if recipe is not None and "=" in recipe and not Path(recipe).is_file():
         return None, [recipe, *(values or [])]
     return Path(recipe) if recipe else None, values or []
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in _listed(text)]
+    except ValueError as error:
+        raise StellaError(f"{option} {text} must be whole numbers, with commas") from error
 
 
 def _runs_in(path: Path) -> list[Path]:

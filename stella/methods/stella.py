@@ -105,7 +105,7 @@ class STELLA(Method):
     )
     cost = (
         "twice the clips a step, the decoder on half their patches; "
-        "+ one pass without gradient over all patches of the current clips, + the matching module"
+        "+ one pass without gradient over all of the current clips, + the matching module"
     )
 
     config: STELLAConfig

@@ -1,0 +1,116 @@
+"""The methods as tables for the terminal: all of them side by side, or one in full."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stella.memory import ID, Column, bytes_per_clip
+from stella.methods import Method
+from stella.model.cav import preset
+
+CLIPS = 2000  # the paper's memory on Continual-VS
+
+
+def methods_table(methods: Mapping[str, type[Method]]) -> Table:
+    """What each does, what its steps cost, and what it stores of a clip at the paper's sizes."""
+    table = _table("Methods")
+    table.add_column("method", no_wrap=True)
+    table.add_column("what it does; what its steps cost beside Finetune's", ratio=1)
+    table.add_column("memory at the paper's size", max_width=26)
+    for name, method in methods.items():
+        about = Text.assemble(
+            method.summary, "\n", (f"costs: {method.cost}\n", "cyan"), (_brief(method.citation), "dim")
+        )
+        table.add_row(Text.assemble((name, "bold"), "\n", (method.title, "dim")), about, _stored(_columns(method)))
+        table.add_section()
+    table.caption = "`stella methods NAME` has a method's hyper-parameters and full citation."
+    return table
+
+
+def method_page(method: type[Method]) -> Group:
+    """One method in full: hyper-parameters, columns of its memory, cost, publication."""
+    about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    about.add_row(Text(method.title, "bold"), method.summary)
+    about.add_row("from", method.citation)
+    about.add_row("costs", method.cost)
+    return Group(about, "", _hyper_parameters(method.Config), _memory(_columns(method)))
+
+
+def hyper_parameters(config: type[Any]) -> list[tuple[str, Any, str, str]]:
+    """Name, default, type and the comment behind it, of each field of a configuration."""
+    sources = [inspect.getsource(base) for base in reversed(config.__mro__) if is_dataclass(base)]
+    said = {found[1]: found[2] for text in sources for found in re.finditer(r"^    (\w+): [^#\n]*# (.+)$", text, re.M)}
+    return [
+        (
+            f.name,
+            "required" if f.default is MISSING else f.default,
+            inspect.formatannotation(f.type),
+            said.get(f.name, ""),
+        )
+        for f in fields(config)
+    ]
+
+
+def spell_bytes(n: int) -> str:
+    value, unit = next(
+        (n / size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if n >= size
+    )
+    return f"{value:.3g} {unit}"
+
+
+def _columns(method: type[Method]) -> dict[str, Column] | None:
+    return method.columns(preset("base"), method.Config())
+
+
+def _brief(citation: str) -> str:
+    """Authors, venue and year of "Authors et al., Title, Venue Year"; anything else as it is."""
+    return re.sub(r"^([\w ]+ et al\.), .+, ([^,]+)$", r"\1, \2", citation)
+
+
+def _stored(columns: Mapping[str, Column] | None) -> Text:
+    if columns is None:
+        return Text("none", "dim")
+    each = bytes_per_clip(columns)
+    sizes = f"{spell_bytes(each)} a clip\n{spell_bytes(CLIPS * each)} for {CLIPS:,}\n"
+    names = dict.fromkeys(re.sub("_[av]$", "", name) for name in columns)  # those of both modalities as one
+    return Text.assemble(sizes, (", ".join(names), "dim"))
+
+
+def _hyper_parameters(config: type[Any]) -> Table | Text:
+    if not (found := hyper_parameters(config)):
+        return Text("No hyper-parameters of its own.\n")
+    table = _table("Hyper-parameters, set as args.NAME=VALUE")
+    for heading in ("name", "default", "type", "what it is"):
+        table.add_column(heading)
+    for name, default, kind, comment in found:
+        table.add_row(name, str(default), Text(kind, "dim"), Text(comment))
+    return table
+
+
+def _memory(columns: Mapping[str, Column] | None) -> Table | Text:
+    if columns is None:
+        return Text("No memory.")
+    each = bytes_per_clip(columns)
+    table = _table("Memory at the paper's sizes")
+    for heading in ("column", "type", "shape"):
+        table.add_column(heading)
+    table.add_column("bytes", justify="right")
+    for name, column in (ID | dict(columns)).items():
+        kind, shape = str(column.dtype).removeprefix("torch."), " × ".join(map(str, column.shape))
+        table.add_row(name, kind, shape or "one number", f"{column.bytes:,}")
+    table.add_section()
+    table.add_row("a clip", "", "", f"{each:,}", style="bold")
+    table.add_row(f"{CLIPS:,} clips", "", "", spell_bytes(CLIPS * each), style="bold")
+    return table
+
+
+def _table(title: str) -> Table:
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "title_style": "bold"}
+    return Table(box=box.SIMPLE_HEAD, title=title, **left)
