@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from stella.config import to_tree
 from stella.errors import StellaError
@@ -21,7 +23,7 @@ from stella.train.config import RunConfig
 from stella.train.folder import write_text
 from stella.train.run import pretrain
 
-__all__ = ["Recipe", "collect", "load", "measure", "names", "reproduce", "runs", "show"]
+__all__ = ["Recipe", "collect", "listing", "load", "measure", "names", "reproduce", "runs", "show"]
 
 
 def reproduce(
@@ -51,6 +53,16 @@ def reproduce(
         collect(folder)
     show(name, folder / "results.csv", console, overrides)
     return 0
+
+
+def listing() -> Table:
+    """All reproductions, a line each, with what they take."""
+    table = Table("name", "what", "runs a seed", "on what", box=box.SIMPLE_HEAD)
+    for name in names():
+        recipe = load(name)
+        count = len(recipe.orders) * len(recipe.variants)
+        table.add_row(f"[bold]{name}[/]", recipe.title, str(count), recipe.cost)
+    return table
 
 
 def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
