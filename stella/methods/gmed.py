@@ -8,18 +8,18 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.memory import Column, MemoryBatch
-from stella.methods.base import Losses, clip_columns, clip_rows, joined
+from stella.methods.base import Losses, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, VirtualConfig, Weights
 from stella.model.cav import CAVConfig
 
-EDIT = "edit_"  # before the names of the drawn clips' columns among those of the current ones
+DRAWN = "drawn_"  # before the names of the drawn clips' rows, beside those of the current ones
 
 
 @dataclass(frozen=True)
 class GMEDConfig(VirtualConfig):
     alpha: float = 0.1  # length of an edit
     beta: float = 0.05  # weight of the loss itself (0.01 on Continual-AS)
-    gamma: float = 1.0  # what is left of an edit's length after each edit of the same clip
+    gamma: float = 1.0  # what is left of that length after each edit of the same clip
 
 
 class GMED(LooksAhead):
@@ -35,52 +35,62 @@ class GMED(LooksAhead):
 
     @classmethod
     def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:
-        """Pixels normalised, as an edit is no whole number of them: twice ER's bytes."""
+        """The clip as it came and the sum of its edits. One is some 1e-7 of the other: added up in half precision (or
+        even in single) edits would vanish, and for numbers as small as these bfloat16 has the range."""
         clip = clip_columns(model_config)
-        return clip | {"video": Column(torch.float16, clip["video"].shape), "age": Column(torch.int32)}
+        edits = {f"edit_{name}": Column(torch.bfloat16, column.shape) for name, column in clip.items()}
+        return clip | edits | {"age": Column(torch.int32)}
 
     def loss(self, batch: Batch) -> Losses:
-        now = replace(batch, video=self.model.normalise(batch.video))
-        drawn = self.draw(now)
-        edited = None if drawn is None else self.edit(now, drawn)
-        a = self.model.patches_a(joined(now.audio, edited, "audio"))
-        v = self.model.patches_v(joined(now.video, edited, "video"))
-        keep = clip_rows(now) | {"age": torch.zeros_like(now.ids, dtype=torch.int32)}
-        if edited is not None:
-            keep |= {EDIT + name: rows for name, rows in {"slots": edited.slots, **edited.columns}.items()}
-        return Losses(self.parts(self.pretrain(a, v)), keep)
+        audio, video = batch.audio, self.model.normalise(batch.video)
+        keep = clip_rows(batch) | {f"edit_{name}": torch.zeros_like(rows) for name, rows in clip_rows(batch).items()}
+        keep["age"] = torch.zeros_like(batch.ids)
+        if (drawn := self.draw(batch)) is not None:
+            edited = self.edit(batch, drawn)
+            past_audio, past_video = self.clips(edited)
+            audio, video = torch.cat([audio, past_audio]), torch.cat([video, past_video])
+            keep |= {DRAWN + name: rows for name, rows in {"slots": edited.slots, **edited.columns}.items()}
+        return Losses(self.parts(self.pretrain(self.model.patches_a(audio), self.model.patches_v(video))), keep)
+
+    def clips(self, drawn: MemoryBatch) -> tuple[Tensor, Tensor]:
+        """Audio and video as edited, pixels normalised."""
+        video = self.model.normalise(drawn["video"])
+        return drawn["audio"].to(video.dtype) + drawn["edit_audio"], video + drawn["edit_video"]
 
     def edit(self, batch: Batch, drawn: MemoryBatch) -> MemoryBatch:
         """m + α·γ^age·[(g₂ − g₁) + β·g₁], g₁ = ∇ₓℓ(m; θ) and g₂ = ∇ₓℓ(m; θ') with the same masks; one edit older.
 
-        ℓ is the sum over the clips, so that a clip's edit is the gradient of its own loss however many were drawn. The
-        β term is added, as in the authors' code: it raises the loss as well.
+        ℓ is the sum over the clips, so that a clip's edit is as long as its own loss demands, however many were drawn.
+        The β term is added, as in the authors' code: it raises the loss as well.
         """
         after = self.virtual_weights(batch)
         splits = self.virtual_splits(len(drawn))
-        precision = batch.video.dtype
-        audio, video = (drawn[name].to(precision).requires_grad_() for name in ("audio", "video"))
-        length = self.config.alpha * self.config.gamma ** drawn["age"].to(precision)  # [n]
+        audio, video = (x.requires_grad_() for x in self.clips(drawn))
+        length = self.config.alpha * self.config.gamma ** drawn["age"].to(video.dtype)  # [n]
 
         def gradient(weights: Weights) -> tuple[Tensor, ...]:
             return self.gradients(self.clip_losses(weights, audio, video, splits).sum(), [audio, video])
 
-        def edited(x: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
-            return x.detach() + length.view(-1, *[1] * (x.dim() - 1)) * ((g2 - g1) + self.config.beta * g1)
+        def edited(so_far: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
+            return so_far + length.view(-1, *[1] * (g1.dim() - 1)) * ((g2 - g1) + self.config.beta * g1)
 
         (g1_a, g1_v), (g2_a, g2_v) = gradient(self.weights()), gradient(after)
-        columns = {"audio": edited(audio, g1_a, g2_a), "video": edited(video, g1_v, g2_v), "age": drawn["age"] + 1}
+        columns = {
+            "edit_audio": edited(drawn["edit_audio"], g1_a, g2_a),
+            "edit_video": edited(drawn["edit_video"], g1_v, g2_v),
+            "age": drawn["age"] + 1,
+        }
         return MemoryBatch(drawn.slots, {**drawn.columns, **columns})
 
     def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
         """Write the edits back, and only then add clips, which may take an edited one's place.
 
-        Whole rows are written, ids too: where another batch of the same step has just put a clip there, the slot
-        becomes the edited clip's again and never a mixture.
+        Whole rows are written, clips too: where another batch of the same step has just put a clip into a slot, this
+        becomes the edited clip's again and no mixture of two.
         """
         assert self.memory is not None
-        edited = {name.removeprefix(EDIT): rows for name, rows in losses.keep.items() if name.startswith(EDIT)}
+        edited = {name.removeprefix(DRAWN): rows for name, rows in losses.keep.items() if name.startswith(DRAWN)}
         if edited:
             self.memory.update(edited.pop("slots"), taken, **edited)
-        keep = {name: rows for name, rows in losses.keep.items() if not name.startswith(EDIT)}
+        keep = {name: rows for name, rows in losses.keep.items() if not name.startswith(DRAWN)}
         super().after_step(batch, replace(losses, keep=keep), taken)
