@@ -1,0 +1,388 @@
+"""MIR and GMED against plain versions: a copy of the model that really steps, loops over clips, finite differences."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from method_toys import TOY, YES, assert_same_weights, batch, batches, method, next_draw, optimiser, step, train
+from torch import Tensor
+
+from stella.clip import Batch
+from stella.errors import ConfigError
+from stella.memory import bytes_per_clip
+from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.model.cav import CAV, PRESETS, Split
+
+LA, LV = TOY.patches_a, TOY.patches_v
+SEEN_A, SEEN_V = int(LA * 0.2), int(LV * 0.2)
+NO = torch.tensor(False)
+both = pytest.mark.parametrize("name", ["mir", "gmed"])
+
+
+def virtual_noise(one: Method, *clips: int) -> list[tuple[Tensor, Tensor]]:
+    """What "virtual" will give next, for the current clips and then for memory's: audio, video."""
+    g = one.generators["virtual"].clone_state()
+    return [(torch.rand(n, LA, generator=g), torch.rand(n, LV, generator=g)) for n in clips]
+
+
+def plain_losses(model: CAV, audio: Tensor, video: Tensor, noise: tuple[Tensor, Tensor]) -> Tensor:
+    """L of each clip, clip by clip; for the contrastive part all of them are negatives."""
+    recon, z_a, z_v = [], [], []
+    for i in range(len(audio)):
+        order_a, order_v = noise[0][i : i + 1].argsort(), noise[1][i : i + 1].argsort()
+        split_a, split_v = (
+            Split(order_a[:, :SEEN_A], order_a[:, SEEN_A:]),
+            Split(order_v[:, :SEEN_V], order_v[:, SEEN_V:]),
+        )
+        out = model.pretrain(model.patches_a(audio[i : i + 1]), model.patches_v(video[i : i + 1]), split_a, split_v)
+        clip = 0.0
+        for predicted, target in ((out.recon_a[0], out.target_a[0]), (out.recon_v[0], out.target_v[0])):
+            norm = (target - target.mean(1, keepdim=True)) / (target.var(1, keepdim=True) + 1e-6).sqrt()
+            clip = clip + (predicted - norm).square().mean()
+        recon.append(clip)
+        z_a.append(out.z_a[0] / out.z_a[0].norm())
+        z_v.append(out.z_v[0] / out.z_v[0].norm())
+    similar = torch.stack([torch.stack([a @ v for v in z_v]) for a in z_a]) / 0.05
+    own = range(len(audio))
+    contrastive = [-(similar.log_softmax(1)[i, i] + similar.log_softmax(0)[i, i]) / 2 for i in own]
+    return torch.stack([recon[i] + 0.1 * contrastive[i] for i in own])
+
+
+def stepped(one: Method, b: Batch, noise: tuple[Tensor, Tensor], lr: float) -> CAV:
+    """A copy of the model that has taken the step."""
+    model = copy.deepcopy(one.model)
+    plain_losses(model, b.audio, b.video, noise).mean().backward()
+    torch.optim.SGD(model.parameters(), lr).step()
+    return model
+
+
+# ---- the virtual step
+
+
+@both
+def test_virtual_weights_are_those_after_a_step_on_the_current_clips(name: str) -> None:
+    one, b = method(name, dtype=torch.float64, virtual_lr=0.3), batch(3)
+    one.model.pos_embed_a.requires_grad_(False)  # what is not trained does not move
+    (noise,) = virtual_noise(one, 3)
+    expected = dict(stepped(one, b, noise, 0.3).named_parameters())
+    found = one.virtual_weights(b)
+    assert len(found) == len(expected) - 1
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key].detach(), rtol=1e-9, atol=1e-12)
+        assert not value.requires_grad
+
+
+@both
+def test_looking_ahead_leaves_the_model_as_it_is_and_masks_as_er_does(name: str) -> None:
+    one, er, b = method(name), method("er"), batch(4, 12)
+    train(one, [6, 6])
+    train(er, [6, 6])
+    n = 10 if name == "mir" else 4  # what is looked at: all of the memory, as many as the batch
+    for p in one.parameters():
+        p.grad = torch.full_like(p, 7.0)
+    before = {key: value.clone() for key, value in one.state_dict().items()}
+    virtual = one.generators["virtual"].clone_state()
+    mask = one.generators["mask"].clone_state()
+    one.loss(b)
+    er.loss(b)
+    assert all(torch.equal(value, before[key]) for key, value in one.state_dict().items())
+    assert all((p.grad == 7).all() and p.requires_grad for p in one.parameters())
+    for shape in ((4, LA), (4, LV), (n, LA), (n, LV)):
+        torch.rand(shape, generator=virtual)
+    assert torch.equal(one.generators["virtual"].get_state(), virtual.get_state())
+    for shape in ((8, LA), (8, LV)):
+        torch.rand(shape, generator=mask)
+    assert torch.equal(one.generators["mask"].get_state(), mask.get_state())
+    assert torch.equal(one.generators["mask"].get_state(), er.generators["mask"].get_state())
+
+
+@both
+def test_an_empty_memory_makes_it_finetune(name: str) -> None:
+    finetune, one = method("finetune"), method(name, clips=0)
+    untouched = one.generators["virtual"].get_state()
+    assert train(finetune) == train(one)
+    assert_same_weights(finetune, one)
+    assert torch.equal(one.generators["virtual"].get_state(), untouched)
+
+
+@both
+def test_looks_ahead_in_full_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 cannot tell θ from θ'."""
+    one = method(name, dtype=torch.float64)  # which autocast would leave alone: only whether it is on can be seen
+    train(one, [6, 6])
+    forward, grad, on = one.model.forward, torch.autograd.grad, []
+
+    def seen(function: Any) -> Any:
+        return lambda *args, **more: on.append(torch.is_autocast_enabled("cpu")) or function(*args, **more)
+
+    monkeypatch.setattr(one.model, "forward", seen(forward))
+    monkeypatch.setattr(torch.autograd, "grad", seen(grad))
+    with torch.autocast("cpu", torch.bfloat16):
+        one.loss(batch(4, 12))
+    assert on == [False] * (4 if name == "mir" else 6)
+
+
+# ---- MIR
+
+
+@pytest.mark.parametrize("clips", [7, 30])  # fewer and more than are asked for
+def test_mir_keeps_the_candidates_whose_loss_rises_most(clips: int) -> None:
+    one = method("mir", clips=clips, dtype=torch.float64, candidates=3, virtual_lr=0.05)
+    train(one, [12, 12, 12])
+    b = batch(4, 36)
+    candidates = next_draw(one, 12)
+    assert len(candidates) == min(clips, 12)
+    rows = one.memory.state_dict()["rows"]
+    audio, video = rows["audio"][candidates], rows["video"][candidates]
+    noise, noise_past = virtual_noise(one, 4, len(candidates))
+    after = stepped(one, b, noise, 0.05)
+    with torch.no_grad():
+        rises = plain_losses(after, audio, video, noise_past) - plain_losses(one.model, audio, video, noise_past)
+    ranked = sorted(range(len(candidates)), key=lambda i: -rises[i].item())
+    chosen = one.draw(b)
+    assert chosen.slots.tolist() == [candidates[i].item() for i in ranked[:4]]
+    for name, column in rows.items():
+        assert torch.equal(chosen[name], column[chosen.slots])
+
+
+def test_mir_then_is_er_on_the_clips_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    mir, er, b = method("mir"), method("er"), batch(4, 12)
+    train(mir, [6, 6])
+    train(er, [6, 6])
+    er.model.load_state_dict(mir.model.state_dict())
+    states = {key: g.get_state() for key, g in mir.generators.items()}
+    memory = mir.memory.generator.get_state()
+    chosen = mir.draw(b)
+    for key, state in states.items():
+        mir.generators[key].set_state(state)
+    mir.memory.generator.set_state(memory)
+    monkeypatch.setattr(er, "draw", lambda _: chosen)
+    ours, theirs = mir.loss(b), er.loss(b)
+    assert ours.parts == theirs.parts
+    assert ours.keep.keys() == theirs.keep.keys()
+
+
+def test_mir_with_one_candidate_a_clip_is_er_and_with_more_it_is_not() -> None:
+    er, one, five = method("er"), method("mir", candidates=1), method("mir")
+    assert train(er) == train(one)
+    assert_same_weights(er, one)
+    train(five)
+    with pytest.raises(AssertionError):
+        assert_same_weights(er, five)
+
+
+def test_mir_replays_as_many_different_clips_as_the_batch_has_or_all_there_are() -> None:
+    one = method("mir", clips=6)
+    adam = optimiser(one)
+    for b, replayed in zip(batches([2, 1, 2, 4, 7, 3]), [0, 1, 2, 4, 6, 3], strict=True):
+        drawn = one.draw(b)
+        assert (0 if drawn is None else len(set(drawn.slots.tolist()))) == replayed
+        step(one, adam, b)
+
+
+# ---- GMED
+
+
+def remembered(gmed: Method, ages: list[int]) -> None:
+    """Give the memory's first clips edits and ages, as if they had been drawn before."""
+    g, n = torch.Generator().manual_seed(5), len(ages)
+    edits = {
+        f"edit_{name}": torch.randn(n, *gmed.memory.columns[name].shape, generator=g) for name in ("audio", "video")
+    }
+    gmed.memory.update(torch.arange(n), age=torch.tensor(ages), **edits)
+
+
+@pytest.mark.parametrize(("beta", "gamma"), [(0.0, 1.0), (0.3, 0.5)])
+def test_gmed_edits_by_the_gradients_before_and_after_the_step(beta: float, gamma: float) -> None:
+    alpha, lr, ages = 2.0, 0.5, [0, 1, 3]
+    one = method("gmed", clips=3, dtype=torch.float64, alpha=alpha, beta=beta, gamma=gamma, virtual_lr=lr)
+    train(one, [3])
+    remembered(one, ages)
+    b = batch(4, 3)
+    noise, noise_past = virtual_noise(one, 4, 3)
+    drawn = one.draw(b)
+    clip = {
+        "audio": drawn["audio"].double() + drawn["edit_audio"].double(),
+        "video": one.model.normalise(drawn["video"]) + drawn["edit_video"].double(),
+    }
+    models = [one.model, stepped(one, b, noise, lr)]
+    edited = one.edit(b, drawn)
+    assert torch.equal(edited["age"], drawn["age"] + 1)
+    assert torch.equal(edited.slots, drawn.slots)
+
+    @torch.no_grad()
+    def slope(model: CAV, name: str, where: tuple[int, ...], by: float = 1e-5) -> float:
+        sums = []
+        for sign in (1, -1):
+            moved = {key: value.clone() for key, value in clip.items()}
+            moved[name][where] += sign * by
+            sums.append(plain_losses(model, moved["audio"], moved["video"], noise_past).sum())
+        return ((sums[0] - sums[1]) / (2 * by)).item()
+
+    g = torch.Generator().manual_seed(1)
+    for name, x in clip.items():
+        for i in (0, 1, 2, 0, 1, 2):
+            where = (i, *(int(torch.randint(n, (), generator=g)) for n in x.shape[1:]))
+            g1, g2 = (slope(model, name, where) for model in models)
+            expected = alpha * gamma ** drawn["age"][i].item() * ((g2 - g1) + beta * g1)
+            found = edited[f"edit_{name}"][where].item() - drawn[f"edit_{name}"][where].double().item()
+            assert abs(found - expected) <= 1e-4 * abs(expected) + 1e-10, (name, where)
+            assert abs(g2 - g1) > 1e-9
+
+
+def test_a_gmed_edit_does_not_depend_on_how_many_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    no_negatives = ObjectiveConfig(contrast_weight=0.0)
+    one = build("gmed", CAV(TOY).double(), {"alpha": 1.0}, no_negatives, MemoryConfig(clips=4), 0)
+    train(one, [4])
+    b = batch(2, 4)
+    now, past = one.virtual_splits(2), one.virtual_splits(4)
+    four = one.memory.draw(4)
+    first = type(four)(four.slots[:1], {name: rows[:1] for name, rows in four.columns.items()})
+    edits = []
+    for drawn in (four, first):
+        splits = iter([now, tuple(Split(s.visible[: len(drawn)], s.masked[: len(drawn)]) for s in past)])
+        monkeypatch.setattr(one, "virtual_splits", lambda _, splits=splits: next(splits))
+        edits.append(one.edit(b, drawn))
+    for name in ("edit_audio", "edit_video"):
+        assert edits[1][name].any()
+        torch.testing.assert_close(edits[0][name][:1], edits[1][name], rtol=1e-6, atol=1e-15)
+
+
+def test_gmed_that_does_not_edit_is_er() -> None:
+    er, none, gmed = method("er"), method("gmed", alpha=0.0), method("gmed", alpha=1e4)
+    assert train(er) == train(none)
+    assert_same_weights(er, none)
+    for column in ("id", "video", "audio"):
+        assert torch.equal(er.memory.state_dict()["rows"][column], none.memory.state_dict()["rows"][column])
+    train(gmed)
+    with pytest.raises(AssertionError):
+        assert_same_weights(er, gmed)
+
+
+def test_gmed_trains_on_the_edited_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, b = method("gmed", clips=4, alpha=100.0), batch(3, 4)
+    train(one, [4])
+    remembered(one, [0] * 4)
+    virtual, memory = one.generators["virtual"].get_state(), one.memory.generator.get_state()
+    edited = one.edit(b, one.draw(b))
+    one.generators["virtual"].set_state(virtual)
+    one.memory.generator.set_state(memory)
+    seen, pretrain = [], one.pretrain
+    monkeypatch.setattr(one, "pretrain", lambda *patches: seen.append(patches) or pretrain(*patches))
+    losses = one.loss(b)
+    audio = torch.cat([b.audio, edited["audio"].float() + edited["edit_audio"]])
+    video = torch.cat([one.model.normalise(b.video), one.model.normalise(edited["video"]) + edited["edit_video"]])
+    assert torch.equal(seen[0][0].values, one.model.patches_a(audio).values)
+    assert torch.equal(seen[0][1].values, one.model.patches_v(video).values)
+    assert not any(patches.values.requires_grad for patches in seen[0])
+    assert not any(rows.requires_grad for rows in losses.keep.values())
+
+
+def test_gmed_writes_edits_back_and_then_adds() -> None:
+    one, b = method("gmed", clips=6, alpha=100.0), batch(4, 6)
+    train(one, [6])
+    remembered(one, [0, 1, 2, 3, 4, 5])
+    before = one.memory.state_dict()["rows"]
+    virtual, memory = one.generators["virtual"].get_state(), one.memory.generator.get_state()
+    edited = one.edit(b, one.draw(b))
+    one.generators["virtual"].set_state(virtual)
+    one.memory.generator.set_state(memory)
+    one.after_step(b, one.loss(b), YES)
+    after = one.memory.state_dict()["rows"]
+    drawn = edited.slots.tolist()
+    kinds = set()
+    for slot in range(6):
+        new = after["id"][slot] >= 6
+        kinds.add((bool(new), slot in drawn))
+        if new:  # whether drawn or not: nothing of the clip that was here is left
+            row = after["id"][slot] - 6
+            expected = {"video": b.video[row], "audio": b.audio[row].half(), "age": 0, "edit_audio": 0, "edit_video": 0}
+        elif slot in drawn:
+            row = drawn.index(slot)
+            expected = {name: before[name][slot] for name in ("id", "video", "audio")}
+            expected |= {name: edited[name][row].bfloat16() for name in ("edit_audio", "edit_video")}
+            expected["age"] = before["age"][slot] + 1
+            assert (expected["edit_audio"] != before["edit_audio"][slot]).any()
+            assert (expected["edit_video"] != before["edit_video"][slot]).any()
+        else:
+            expected = {name: rows[slot] for name, rows in before.items()}
+        for name, value in expected.items():
+            assert (after[name][slot] == value).all(), (slot, name)
+    assert {(True, True), (False, True), (False, False)} <= kinds
+
+
+def test_gmed_ages_count_the_edits_of_each_clip() -> None:
+    one = method("gmed", clips=5)
+    adam = optimiser(one)
+    ages: dict[int, int] = {}
+    for b in batches([3, 4, 2, 3, 6, 2]):
+        ids = one.memory.ids.clone()
+        if len(ids):
+            for slot in next_draw(one, len(b)).tolist():
+                ages[ids[slot].item()] += 1
+        step(one, adam, b)
+        ages |= dict.fromkeys(b.ids.tolist(), 0)
+        rows = one.memory.state_dict()["rows"]
+        assert rows["age"].tolist() == [ages[i] for i in rows["id"].tolist()]
+    assert max(rows["age"]) > 1
+
+
+def test_gmed_writes_nothing_of_a_step_left_out() -> None:
+    one, b = method("gmed", clips=6, alpha=100.0), batch(4, 6)
+    train(one, [6])
+    before = one.memory.state_dict()
+    one.after_step(b, one.loss(b), NO)
+    after = one.memory.state_dict()
+    assert after["seen"] == before["seen"]
+    assert all(torch.equal(rows, before["rows"][name]) for name, rows in after["rows"].items())
+
+
+def test_gmed_never_mixes_clips_where_a_step_has_several_batches() -> None:
+    """The second batch has drawn what the first then replaces."""
+    one, first, *several = method("gmed", clips=4, alpha=100.0), *batches([4, 6, 6, 6])
+    one.after_step(first, one.loss(first), YES)
+    all_clips = Batch.cat([first, *several])
+    for b, losses in [(b, one.loss(b)) for b in several]:
+        one.after_step(b, losses, YES)
+        rows = one.memory.state_dict()["rows"]
+        assert torch.equal(rows["video"], all_clips.video[rows["id"]])
+        assert torch.equal(rows["audio"], all_clips.audio[rows["id"]].half())
+        for i in range(4):
+            assert (rows["age"][i] > 0) == rows["edit_video"][i].any() == rows["edit_audio"][i].any()
+
+
+def test_gmed_keeps_small_edits() -> None:
+    """At the paper's length most are below what half precision would tell apart beside the clip."""
+    one, b = method("gmed", clips=4, dtype=torch.float64), batch(4, 4)
+    train(one, [4])
+    edited = one.edit(b, one.draw(b))
+    one.memory.update(edited.slots, **edited.columns)
+    stored = one.memory.state_dict()["rows"]
+    for name in ("edit_audio", "edit_video"):
+        assert 0 < edited[name].abs().median() < 1e-4
+        torch.testing.assert_close(stored[name][edited.slots].double(), edited[name], rtol=1 / 128, atol=0)
+
+
+# ---- settings
+
+
+def test_paper_values_are_the_defaults() -> None:
+    mir, gmed = METHODS["mir"].Config(), METHODS["gmed"].Config()
+    assert (mir.candidates, mir.virtual_lr) == (5, 1e-4)
+    assert (gmed.alpha, gmed.beta, gmed.gamma, gmed.virtual_lr) == (0.1, 0.05, 1.0, 1e-4)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="candidates=0 must be at least 1"):
+        method("mir", candidates=0)
+    for name in ("mir", "gmed"):
+        with pytest.raises(ConfigError, match=r"virtual_lr=0\.0 must be above 0"):
+            method(name, virtual_lr=0.0)
+
+
+def test_bytes() -> None:
+    video, audio = 4 * 3 * 224 * 224, 1024 * 128
+    for name, expected in (("mir", 8 + video + 2 * audio), ("gmed", 8 + 3 * video + 4 * audio + 4)):
+        assert bytes_per_clip(METHODS[name].columns(PRESETS["base"], METHODS[name].Config())) == expected
