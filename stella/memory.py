@@ -68,7 +68,8 @@ class Memory:
         self.capacity, self.generator, self.device = capacity, generator, generator.device
         check_fits(self.bytes, self.device)
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._offered = 0  # as `seen`, as far as is known without waiting for a device: never less
+        self.offered = 0  # `seen` as far as is known without waiting for a device: never less
+        self._asked = 0  # the most clips that were ever drawn at once
         self._rows = {
             name: torch.zeros(capacity + 1, *column.shape, dtype=column.dtype, device=self.device)
             for name, column in self.columns.items()
@@ -81,6 +82,11 @@ class Memory:
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
+
+    @property
+    def drawable(self) -> int:
+        """What the shapes of draws depend on: as long as it stays the same, they do."""
+        return min(self.offered, self.capacity, self._asked)
 
     @property
     def bytes_per_clip(self) -> int:
@@ -110,7 +116,7 @@ class Memory:
         taken = taken.expand(len(ids))
         slots = self._decide(taken)
         self._seen += taken.sum()
-        self._offered += len(ids) if taken.is_cuda else int(taken.sum())
+        self.offered += len(ids) if taken.is_cuda else int(taken.sum())
         self._write(slots, values)
 
     def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
@@ -118,7 +124,8 @@ class Memory:
 
         (On a GPU, where steps were left out while the memory is still being filled, some may come twice.)
         """
-        n = min(n, self._offered, self.capacity)
+        self._asked = max(self._asked, n)
+        n = min(n, self.offered, self.capacity)
         if n < 1:
             return None
         held = self._seen.clamp(1, self.capacity)
@@ -148,7 +155,7 @@ class Memory:
         if changed := differences(state["plan"], self._plan()):
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; set them back")
         self._seen.fill_(state["seen"])
-        self._offered = state["seen"]
+        self.offered = state["seen"]
         for name, rows in state["rows"].items():
             self._rows[name][: len(self)].copy_(rows)
         self.generator.set_state(state["generator"].cpu())

@@ -1,18 +1,19 @@
 """The configuration of a run: everything that its result depends on."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from stella.data.stream import StreamConfig
 from stella.data.tasks import DataConfig, sizes
 from stella.errors import ConfigError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
+from stella.train.runtime import Compile, Precision
 
 # What may change between a stop and a resume, because no result depends on it.
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "data.cache"),
-    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
+    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard", "train.graph"),
 )
 
 
@@ -39,7 +40,9 @@ class TrainConfig:
     decay: float = 0.0  # the last share of all steps over which the learning rate falls to nothing; not for streams
     accumulate: int = 1  # batches for each step; the last step of a task takes those that are left
     device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
+    compile: Compile = "auto"  # blocks, on a GPU: a minute at the first start, and faster steps
+    graph: bool = True  # on a GPU with the memory on it, whole steps as CUDA graphs
     checkpoint_minutes: float = 10.0
     keep_checkpoints: int = 2
     log_every: int = 10  # steps

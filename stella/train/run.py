@@ -110,7 +110,7 @@ class Run:
 
     def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
         self.config, self.folder, self.stop, self.console = config, folder, stop, console
-        self.machine = runtime(config.train.device, config.train.precision)
+        self.machine = runtime(config.train.device, config.train.precision, config.train.compile)
         self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
         state = self.checkpoints.load()
         self.method = build_method(config, self.machine.device, initial=state is None)
@@ -128,6 +128,7 @@ class Run:
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
+        self._told = 0  # steps left out that metrics.jsonl has
 
     def go(self) -> RunResult:
         counters = self.trainer.counters
@@ -160,9 +161,10 @@ class Run:
             if ended or stuck or self.stop.signal or time.monotonic() - self._saved >= 60 * minutes:
                 self._save()
             if stuck:
+                not_finite = self.trainer.left_out[-1][1]
                 raise StellaError(
                     f"{MOST_LEFT_OUT} steps in a row up to step {self.trainer.counters.step} had no finite loss "
-                    f"({', '.join(self.trainer.not_finite)}); a checkpoint is saved: look at the data, or start a new "
+                    f"({', '.join(not_finite)}); a checkpoint is saved: look at the data, or start a new "
                     "run with a lower train.lr or train.precision=float32"
                 )
             if self.stop.signal:
@@ -174,10 +176,11 @@ class Run:
     def _record(self, ended: bool) -> None:
         counters = self.trainer.counters
         self.display.at(counters.step, self._place())
-        if counters.left_out_in_a_row:
-            self.metrics.write({"kind": "skip", "step": counters.step, "not_finite": self.trainer.not_finite})
+        self._write_left_out()
         if counters.step % self.config.train.log_every and not ended:
             return
+        self.trainer.settle()
+        self._write_left_out()
         parts = self.trainer.meter.read()
         loss = parts.pop("loss", None)
         at = {"step": counters.step, "clips": counters.clips}
@@ -193,6 +196,11 @@ class Run:
             self.board.scalars(
                 {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
             )
+
+    def _write_left_out(self) -> None:
+        for step, not_finite in self.trainer.left_out[self._told :]:
+            self.metrics.write({"kind": "skip", "step": step, "not_finite": not_finite})
+        self._told = len(self.trainer.left_out)
 
     def _place(self) -> str:
         position = self.stream.position
@@ -255,6 +263,8 @@ class Run:
 
     def _save(self) -> None:
         began, step = time.monotonic(), self.trainer.counters.step
+        self.trainer.settle()
+        self._write_left_out()
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
             "metrics_bytes": self.metrics.sync(),

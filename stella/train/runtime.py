@@ -1,25 +1,30 @@
 """The machine a run is on: device, precision, memory, and the facts that are written beside results."""
 
+import importlib.util
 import os
 import platform
 import resource
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from stella.errors import ConfigError
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Compile = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
 class Runtime:
     device: torch.device
     autocast_to: torch.dtype | None  # None: everything in float32
+    compile: bool = False  # the model's blocks
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
@@ -32,15 +37,51 @@ class Runtime:
         return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
 
 
-def runtime(device: str = "auto", precision: Precision = "auto") -> Runtime:
-    """`auto`: a GPU if there is one, in bfloat16 there and in float32 on a CPU."""
+class Later:
+    """Values of a device on their way to the host, which does not wait for them."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._values = values
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @property
+    def known(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> list[Any]:
+        """Waits until they are known."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[Any] = self._values.tolist()
+        return values
+
+
+def runtime(device: str = "auto", precision: Precision = "auto", compile: Compile = "off") -> Runtime:
+    """`auto`: a GPU if there is one, in bfloat16 and compiled there, in float32 and as it is on a CPU."""
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
     half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")
-    return Runtime(chosen, torch.bfloat16 if half else None)
+    return Runtime(chosen, torch.bfloat16 if half else None, _compiles(chosen, compile))
+
+
+def _compiles(device: torch.device, wanted: Compile) -> bool:
+    """Whether blocks shall be compiled; `auto` on a GPU where Triton is at hand."""
+    if wanted != "auto":
+        return wanted == "on"
+    if device.type != "cuda":
+        return False
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn("Triton is not installed: blocks run uncompiled, slower; train.compile=off says so", stacklevel=2)
+        return False
+    return True
 
 
 def environment(run: Runtime) -> dict[str, Any]:

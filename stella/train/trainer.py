@@ -1,11 +1,13 @@
 """The loop of all methods: batches in, steps out. Nothing else calls backward, steps or casts.
 
-A step whose loss or gradients are not finite is left out: weights, optimiser and memory stay as they were. That one
-flag is read from the device once a step, because the memory must not take what such a step computed.
+A step whose loss or gradients are not finite is left out: weights, optimiser and memory stay as they were. That is
+decided on the device. On a GPU the host does not wait to hear of it: it runs ahead of the card, and learns of a step
+that was left out a little later, `settle` at the latest.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,8 +18,10 @@ from torch.nn.utils import get_total_norm
 from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.methods.base import Losses, Method
+from stella.model import vit
 from stella.train.config import TrainConfig
-from stella.train.runtime import Runtime
+from stella.train.graph import Graphs
+from stella.train.runtime import Later, Runtime
 
 
 @dataclass
@@ -29,29 +33,31 @@ class Counters:
 
 
 class Meter:
-    """Means of the loss and its parts since they were last read. The sums stay on the device."""
+    """Means of the loss and its parts over the steps taken since they were last read. The sums stay on the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._count = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, losses: Losses) -> None:
+    def add(self, losses: Losses, taken: Tensor) -> None:
         for name, value in {"loss": losses.total, **losses.parts}.items():
-            now = value.detach().double()
-            self._sums[name] = self._sums[name] + now if name in self._sums else now
-            self._counts[name] = self._counts.get(name, 0) + 1
+            sums = self._sums.setdefault(name, torch.zeros_like(self._count))
+            sums += torch.where(taken, value.detach().double(), 0)
+        self._count += taken
 
     def read(self) -> dict[str, float]:
-        means = {name: total.item() / self._counts[name] for name, total in self._sums.items()}
-        self._sums, self._counts = {}, {}
+        count = self._count.item()
+        means = {name: total.item() / count for name, total in self._sums.items()} if count else {}
+        for total in (self._count, *self._sums.values()):
+            total.zero_()
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+        return {"sums": {name: total.clone() for name, total in self._sums.items()}, "count": self._count.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._sums = {name: total.to(device) for name, total in state["sums"].items()}
-        self._counts = dict(state["counts"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums = {name: total.to(self._count.device) for name, total in state["sums"].items()}
+        self._count.copy_(state["count"])
 
 
 class Trainer:
@@ -60,43 +66,80 @@ class Trainer:
     def __init__(self, method: Method, stream: Stream, config: TrainConfig, runtime: Runtime) -> None:
         self.method, self.stream, self.config, self.runtime = method, stream, config, runtime
         self.counters = Counters()
-        self.meter = Meter()
-        self.not_finite: list[str] = []  # which parts of the loss made the last step be left out
+        self.meter = Meter(runtime.device)
+        self.left_out: list[tuple[int, list[str]]] = []  # steps, and what was not finite; whoever reads it clears it
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
         self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # all, if no clip is skipped
         self._parameters = [p for p in method.parameters() if p.requires_grad]
+        self._rate = torch.tensor(config.lr, device=runtime.device)
+        on_gpu = runtime.device.type == "cuda"
         self.optimizer = torch.optim.Adam(
             self._parameters,
-            lr=config.lr,
+            lr=self._rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
-            fused=runtime.device.type == "cuda",
+            fused=True,
+            capturable=on_gpu,
         )
+        self._names: list[str] = []  # of the loss's parts
+        self._unsettled: deque[tuple[int, Later]] = deque()
+        memory = method.memory
+        replayed = on_gpu and config.graph and (memory is None or memory.device == runtime.device)
+        self._compute = Graphs(self.compute, memory, method.generators.values()) if replayed else self.compute
 
     def advance(self) -> bool:
         """One step on the next `accumulate` batches; False if there are no more."""
-        taken: list[tuple[Batch, Losses]] = []
-        for batch in self._next_batches():
+        batches = list(self._next_batches())
+        if not batches:
+            return False
+        self.counters.step += 1
+        self.counters.clips += sum(len(batch) for batch in batches)
+        self._rate.fill_(self._rate_now())
+        with vit.compiled(self.runtime.compile):
+            finite = self._compute(batches)
+        self._unsettled.append((self.counters.step, Later(finite)))
+        self.settle(wait=False)
+        return True
+
+    def compute(self, batches: Sequence[Batch]) -> Tensor:
+        """A step on the device, from the losses to the memory; returns what of it is finite, bool [parts + 1].
+
+        Nothing here waits for the device, or depends on values. (All there is to a step, for CUDA graphs.)
+        """
+        computed: list[Losses] = []
+        for batch in batches:
             with self.runtime.autocast():
                 losses = self.method.loss(batch)
             torch.autograd.backward(losses.total)
-            taken.append((batch, losses))
-        if not taken:
-            return False
-        self.counters.step += 1
-        self.counters.clips += sum(len(batch) for batch, _ in taken)
-        if self._finite([losses for _, losses in taken]):
-            self._step()
-            for batch, losses in taken:
-                with torch.no_grad():
-                    self.method.after_step(batch, losses, torch.ones((), dtype=torch.bool))
-                self.meter.add(losses)
-            self.counters.left_out_in_a_row = 0
-        else:
+            computed.append(losses)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if len(batches) > 1:
+            torch._foreach_div_(gradients, float(len(batches)))
+        self._names = list(computed[0].parts)
+        parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
+        finite = torch.stack([*parts, get_total_norm(gradients)]).isfinite()
+        taken = finite.all()
+        self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam leaves the step out
+        self.optimizer.step()
+        for batch, losses in zip(batches, computed, strict=True):
+            with torch.no_grad():
+                self.method.after_step(batch, losses, taken)
+                self.meter.add(losses, taken)
+        self.optimizer.zero_grad(set_to_none=True)
+        return finite
+
+    def settle(self, wait: bool = True) -> None:
+        """Take note of steps that were left out: all so far, or without waiting those that are known."""
+        while self._unsettled and (wait or self._unsettled[0][1].known):
+            step, later = self._unsettled.popleft()
+            finite = later.read()
+            if all(finite):
+                self.counters.left_out_in_a_row = 0
+                continue
             self.counters.left_out += 1
             self.counters.left_out_in_a_row += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        return True
+            bad = [name for name, fine in zip(self._names, finite, strict=False) if not fine]
+            self.left_out.append((step, sorted(bad) or ["the gradients"]))
 
     def _next_batches(self) -> Iterator[Batch]:
         """The last step of a task takes the batches that are left, as its last batch takes the clips that are left."""
@@ -107,31 +150,15 @@ class Trainer:
             if self.stream.finished_task is not None:
                 return
 
-    def _finite(self, losses: list[Losses]) -> bool:
-        """Whether the step may be taken; the gradients become the mean over the batches."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if len(losses) > 1:
-            for gradient in gradients:
-                gradient /= len(losses)
-        values = [get_total_norm(gradients), *(each.total.detach() for each in losses)]
-        if torch.stack([value.isfinite() for value in values]).all():
-            return True
-        bad = {name for each in losses for name, part in each.parts.items() if not part.isfinite()}
-        self.not_finite = sorted(bad) or ["the gradients"]
-        return False
-
-    def _step(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * self._rate()
-        self.optimizer.step()
-
-    def _rate(self) -> float:
-        """Of the learning rate at this step: up over the warm-up, down over the decay, 1 between."""
+    def _rate_now(self) -> float:
+        """The learning rate of this step: up over the warm-up, down over the decay, constant between."""
         step, warmup = self.counters.step, self.config.warmup_steps
         falling, left = self.config.decay * self.steps, self.steps + 1 - step
-        return min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
+        share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
+        return self.config.lr * share
 
     def state_dict(self) -> dict[str, Any]:
+        self.settle()
         memory = self.method.memory
         return {
             "counters": asdict(self.counters),
@@ -145,9 +172,11 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.counters = Counters(**state["counters"])
-        self.meter.load_state_dict(state["meter"], self.runtime.device)
+        self.meter.load_state_dict(state["meter"])
         self.method.load_state_dict(state["method"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate
         if self.method.memory is not None:
             self.method.memory.load_state_dict(state["memory"])
         for name, generator in self.method.generators.items():

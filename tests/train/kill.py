@@ -22,12 +22,11 @@ from small import outcome, quick, same, use_tasks
 from stella.memory import Memory
 from stella.model import weights
 from stella.model.cav import CAV
-from stella.train import checkpoint, folder
+from stella.train import checkpoint, folder, trainer
 from stella.train.run import pretrain
-from stella.train.trainer import Trainer
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "in a step, before the update": (Trainer, "_finite"),
+    "in a step, before the update": (trainer, "get_total_norm"),
     "in a step, before the memory": (Memory, "add"),
     "evaluation": (CAV, "represent_v"),
     "checkpoint writing": (checkpoint._Writer, "write"),

@@ -275,6 +275,7 @@ def test_what_no_result_depends_on_may_change(
         "train.checkpoint_minutes": "0.0",
         "train.keep_checkpoints": "1",
         "train.tensorboard": "false",
+        "train.graph": "false",
     }
     assert set(changes) == set(FREE)
     assert resume(tmp_path, [f"{key}={value}" for key, value in changes.items()], console=QUIET).finished

@@ -1,0 +1,80 @@
+"""Steps as CUDA graphs: recorded once for each shape, then replayed without the host taking part in each kernel.
+
+What is recorded is a whole step, from the losses to the memory. It must not depend on values, and nothing on the host
+may change from step to step but what is taken care of here: random generators (which the graph advances) and how many
+clips the memory has been offered.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stella.clip import Batch
+from stella.memory import Memory
+
+Compute = Callable[[Sequence[Batch]], Tensor]
+Shape = tuple[int, ...]
+
+WARM_UPS = 3  # steps of a shape before it is recorded: kernels are compiled and workspaces made by then
+MOST_GRAPHS = 6
+
+
+@dataclass(frozen=True)
+class Recorded:
+    graph: torch.cuda.CUDAGraph
+    batches: list[Batch]  # where its input is read from
+    out: Tensor
+    offered: int  # clips a replay offers to the memory
+
+
+class Graphs:
+    """`graphs(batches)` is `compute(batches)`, replayed where a step of this shape has been recorded."""
+
+    def __init__(self, compute: Compute, memory: Memory | None, generators: Iterable[torch.Generator]) -> None:
+        self.compute, self.memory = compute, memory
+        self.generators = [*generators, *([memory.generator] if memory is not None else [])]
+        self._times: dict[Shape, int] = {}
+        self._recorded: dict[Shape, Recorded] = {}
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # where a graph is recorded, and so where the steps before it run
+
+    def __call__(self, batches: Sequence[Batch]) -> Tensor:
+        drawn = 0 if self.memory is None else self.memory.drawable
+        shape = (drawn, *(len(batch) for batch in batches))
+        self._times[shape] = self._times.get(shape, 0) + 1
+        recorded = self._recorded.get(shape)
+        if recorded is None and self._times[shape] > WARM_UPS and len(self._recorded) < MOST_GRAPHS:
+            recorded = self._recorded[shape] = self._record(batches)
+        return self._alone(batches) if recorded is None else self._replay(recorded, batches)
+
+    def _alone(self, batches: Sequence[Batch]) -> Tensor:
+        main = torch.cuda.current_stream()
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            out = self.compute(batches)
+        main.wait_stream(self._side)
+        return out
+
+    def _record(self, batches: Sequence[Batch]) -> Recorded:
+        static = [Batch(batch.video.clone(), batch.audio.clone(), batch.ids.clone()) for batch in batches]
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        before = 0 if self.memory is None else self.memory.offered
+        pool = next(iter(self._recorded.values())).graph.pool() if self._recorded else None
+        with torch.cuda.graph(graph, pool=pool, stream=self._side):
+            out = self.compute(static)
+        offered = 0
+        if self.memory is not None:
+            offered, self.memory.offered = self.memory.offered - before, before
+        return Recorded(graph, static, out, offered)
+
+    def _replay(self, recorded: Recorded, batches: Sequence[Batch]) -> Tensor:
+        for static, batch in zip(recorded.batches, batches, strict=True):
+            for into, value in zip(vars(static).values(), vars(batch).values(), strict=True):
+                into.copy_(value, non_blocking=True)
+        recorded.graph.replay()
+        if self.memory is not None:
+            self.memory.offered += recorded.offered
+        return recorded.out
