@@ -41,7 +41,7 @@ class MemoryConfig:
 
     clips: int | None = 2000
     bytes: int | None = None
-    device: Literal["cpu", "model"] = "cpu"  # "model": where the model is
+    device: Literal["cpu", "model"] = "model"  # "model": where the model is; "cpu" where a GPU has no room for it
 
 
 @dataclass(frozen=True)

@@ -104,17 +104,16 @@ class Fusion(nn.ModuleList):
         return chain(self, x)
 
     def audio(self, x: Tensor) -> Tensor:
-        for block in cast("Iterable[FusionBlock]", self):
-            x = block.audio(x)
-        return x
+        return chain((block.audio for block in cast("Iterable[FusionBlock]", self)), x)
 
     def video(self, x: Tensor) -> Tensor:
-        for block in cast("Iterable[FusionBlock]", self):
-            x = block.video(x)
-        return x
+        return chain((block.video for block in cast("Iterable[FusionBlock]", self)), x)
 
 
-def chain(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+def chain(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    """One block after the other. Under autocast what flows between them is in half precision too."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
     for block in blocks:
         x = block(x)
     return x

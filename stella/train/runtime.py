@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,38 @@ class Runtime:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
 
+    def reserved_bytes(self) -> int:
+        """What this process keeps of the GPU for itself, graphs included; on a CPU as `peak_bytes`."""
+        return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else self.peak_bytes()
+
     def peak_bytes(self) -> int:
         """The most memory this process has held: of the GPU where it trains on one, else RAM."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
+class Clock:
+    """Times on a device, without the host waiting for it until they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self, inside: bool = False) -> Any:
+        """Now. `inside` a step that may be replayed: the time of its last replay."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True, external=inside)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ms(self, start: Any, end: Any) -> float:
+        """Waits until `end` is over."""
+        if not self._on_gpu:
+            return float(1e3 * (end - start))
+        end.synchronize()
+        return float(start.elapsed_time(end))
 
 
 class Later:

@@ -20,7 +20,7 @@ from stella.data.stream import Stream
 from stella.methods.base import Losses, Method
 from stella.model import vit
 from stella.train.config import TrainConfig
-from stella.train.graph import Graphs
+from stella.train.graph import Compute, Graphs
 from stella.train.runtime import Later, Runtime
 
 
@@ -83,9 +83,13 @@ class Trainer:
         )
         self._names: list[str] = []  # of the loss's parts
         self._unsettled: deque[tuple[int, Later]] = deque()
-        memory = method.memory
-        replayed = on_gpu and config.graph and (memory is None or memory.device == runtime.device)
-        self._compute = Graphs(self.compute, memory, method.generators.values()) if replayed else self.compute
+        self.replace_compute(self.compute)
+
+    def replace_compute(self, compute: Compute) -> None:
+        """Have steps computed by something around `compute`; for measurements."""
+        memory, device = self.method.memory, self.runtime.device
+        replayed = device.type == "cuda" and self.config.graph and (memory is None or memory.device == device)
+        self._compute = Graphs(compute, memory, self.method.generators.values()) if replayed else compute
 
     def advance(self) -> bool:
         """One step on the next `accumulate` batches; False if there are no more."""

@@ -1,0 +1,197 @@
+"""How fast a training step is, where its time goes and what it holds: `stella bench`, `benchmarks/train_step.py`.
+
+A row is one method at one batch size in a process of its own: steps through the `Trainer` as in any run, on synthetic
+clips that lie on the device, with a memory that is being filled. What is reported is the median of steady steps.
+"""
+
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from stella.clip import Batch
+from stella.data.stream import Stream, StreamConfig
+from stella.methods import stella as stepped
+from stella.model.cav import CAVConfig
+from stella.rng import generator
+from stella.train.config import RunConfig
+from stella.train.run import build_method
+from stella.train.runtime import Clock, runtime
+from stella.train.trainer import Trainer
+
+WARM_UPS = 12  # steps until every method's shapes have settled, and are compiled and recorded
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    batch: int
+    clips_per_second: float
+    ms: float  # a step, median
+    ms_p90: float
+    peak_gib: float  # allocated, everything included
+    reserved_gib: float
+    gflop_per_clip: float  # counted: matrix products and attention
+    tflops: float
+    share: float  # of the rate of a large matrix product, measured in the same process
+    host_syncs: int  # in one steady step
+    start_seconds: float  # the steps before steady ones: compiling and recording
+    stages: dict[str, float]  # ms
+    feed: str = "synthetic"
+
+
+class Synthetic:
+    """Batches of noise on the device, a few in turn, without end: a stream as the trainer knows it."""
+
+    finished_task: int | None = None
+
+    def __init__(self, model: CAVConfig, batch: int, device: torch.device, distinct: int = 4) -> None:
+        self.config, self.sources = StreamConfig(batch_size=batch), [range(10**9)]
+        noise = generator("bench", device=device)
+        shape = (batch, model.frames, 3, model.image_size, model.image_size)
+        self._batches = [
+            Batch(
+                torch.randint(256, shape, generator=noise, device=device, dtype=torch.uint8),
+                torch.randn(batch, model.spec_frames, model.mel_bins, generator=noise, device=device),
+                torch.arange(i * batch, (i + 1) * batch, device=device),
+            )
+            for i in range(distinct)
+        ]
+        self._given = 0
+
+    def __next__(self) -> Batch:
+        self._given += 1
+        return self._batches[self._given % len(self._batches)]
+
+
+def measure(config: RunConfig, steps: int = 20, stream: Stream | None = None) -> Row:
+    """Train `steps` steady steps as configured (sizes from `config.model`), in this process."""
+    began = time.perf_counter()
+    trainer = _trainer(config, stream)
+    machine, size = trainer.runtime, config.stream.batch_size
+    _advance(trainer, WARM_UPS)
+    started = time.perf_counter() - began
+    clock = Clock(machine.device)
+    marks = [clock.mark()]
+    for _ in range(steps):
+        trainer.advance()
+        marks.append(clock.mark())
+    times = [clock.ms(*pair) for pair in pairwise(marks)]
+    peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
+    syncs = _host_syncs(trainer)
+    del trainer  # what follows takes memory and time of its own
+    stages = _stages(config)
+    flop = _flop(config)
+    ms = statistics.median(times)
+    tflops = flop / ms / 1e9
+    return Row(
+        method=config.method,
+        batch=size,
+        clips_per_second=1e3 * size / ms,
+        ms=ms,
+        ms_p90=sorted(times)[math.ceil(0.9 * len(times)) - 1],
+        peak_gib=peak / 2**30,
+        reserved_gib=reserved / 2**30,
+        gflop_per_clip=flop / size / 1e9,
+        tflops=tflops,
+        share=tflops / matrix_rate(machine.device, machine.autocast_to or torch.float32),
+        host_syncs=syncs,
+        start_seconds=started,
+        stages=stages,
+        feed="synthetic" if stream is None else "packed",
+    )
+
+
+def _trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
+    machine = runtime(config.train.device, config.train.precision, config.train.compile)
+    method = build_method(config, machine.device)
+    feed = stream or cast(Stream, Synthetic(method.model.config, config.stream.batch_size, machine.device))
+    return Trainer(method, feed, config.train, machine)
+
+
+def _advance(trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        trainer.advance()
+    trainer.settle()
+
+
+def _host_syncs(trainer: Trainer) -> int:
+    """How often the host waits for the device in a step; 0 where there is no device to wait for."""
+    if trainer.runtime.device.type != "cuda":
+        return 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        trainer.advance()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
+
+
+def _stages(config: RunConfig) -> dict[str, float]:
+    """Milliseconds of each stage of a step, in the graph where there is one."""
+    trainer = _trainer(config)
+    method, clock = trainer.method, Clock(trainer.runtime.device)
+    spans: dict[str, list[tuple[Any, Any]]] = {}
+
+    def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:
+            start = clock.mark(inside=True)
+            out = function(*args, **more)
+            spans.setdefault(stage, []).append((start, clock.mark(inside=True)))
+            return out
+
+        return run
+
+    whole = trainer.compute
+    patched = {(stepped, "score"): "score", (torch.autograd, "backward"): "backward"}
+    originals = {place: getattr(*place) for place in patched}
+
+    def step(batches: Any) -> Any:
+        spans.clear()
+        return timed("step", whole)(batches)
+
+    names = {"draw": "memory", "after_step": "memory", "matching": "avm", "scores": "select", "choose": "select"}
+    for name, stage in {**names, "pretrain": "forward", "parts": "forward"}.items():
+        if name in dir(method):
+            setattr(method, name, timed(stage, getattr(method, name)))
+    trainer.optimizer.step = timed("optimiser", trainer.optimizer.step)  # type: ignore[method-assign]
+    trainer.replace_compute(step)
+    try:
+        for place, stage in patched.items():
+            setattr(*place, timed(stage, originals[place]))
+        _advance(trainer, WARM_UPS + 2)
+    finally:
+        for place, original in originals.items():
+            setattr(*place, original)
+    found = {stage: sum(clock.ms(*span) for span in marks) for stage, marks in spans.items()}
+    total = found.pop("step")
+    return found | {"other": total - sum(found.values())}
+
+
+def _flop(config: RunConfig) -> int:
+    """Floating-point operations of a step: matrix products and attention, forward and backward, as they are run."""
+    plain = replace(config.train, compile="off", graph=False)
+    trainer = _trainer(replace(config, train=plain))
+    _advance(trainer, WARM_UPS // 2)
+    with FlopCounterMode(display=False) as counter:
+        _advance(trainer, 1)
+    return int(counter.get_total_flops())
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """TFLOP/s of a large matrix product of noise."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    clock, times = Clock(device), []
+    for _ in range(12):
+        start = clock.mark()
+        a @ b
+        times.append(clock.ms(start, clock.mark()))
+    return 2 * size**3 / statistics.median(times[2:]) / 1e9
