@@ -95,5 +95,5 @@ class ESMER(ER):
 def usual(errors: Tensor) -> Tensor:
     """The mean of errors [B] without those over their mean + 1 standard deviation."""
     limit = errors.mean() + errors.std(correction=min(1, len(errors) - 1))
-    kept = errors <= limit.maximum(errors.min())  # where all are the same, rounding must not leave out all
+    kept = errors <= limit
     return torch.where(kept, errors, 0).sum() / kept.sum()
