@@ -56,10 +56,7 @@ def learning_sheet(
             "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
             *(["Below the line: A by one cue alone in our gallery."] if cues else []),
             *_sources([theirs for theirs in printed.values() if theirs]),
-            *(
-                [f"Rank correlation of our A with the paper's: {_ranks(both):.2f} ({len(both)} rows)."]
-                * (len(both) > 4)
-            ),
+            *_order(both),
         ],
     )
 
@@ -139,7 +136,9 @@ def _sources(rows: Sequence[Row]) -> list[str]:
     return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {SCALE}"]
 
 
-def _ranks(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's."""
-    order = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return float(np.corrcoef(*order.T).flat[1])
+def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
+    """How far two orders agree (Spearman), where there are enough rows to ask."""
+    if len(pairs) < 5:
+        return []
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return [f"Rank correlation of our A with the paper's: {np.corrcoef(*ranks.T).flat[1]:.2f} ({len(pairs)} rows)."]

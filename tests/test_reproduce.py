@@ -1,0 +1,235 @@
+"""The paper's comparisons: its figures as printed, runs that can be made apart, and tables nobody can misread."""
+
+import csv
+import io
+import re
+from math import isnan
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.errors import StellaError
+from stella.reproduce import collect, load, measure, names, runs, show
+from stella.reproduce.paper import WAYS, row, tables
+from stella.reproduce.results import read_results, to_csv
+from stella.train.folder import read_json
+
+PAPER = Path(__file__).parents[2] / "shared" / "paper.tex"
+DATASETS = ("Continual-VS", "Continual-AS")
+MINIATURE = (
+    *(
+        "model.preset=tiny",
+        "model.weights=base-tiny",
+        "train.device=cpu",
+        "train.warmup_steps=0",
+        "memory.bytes=2000000",
+    ),
+    *("data.clips=4", "data.eval_clips=4", "stream.epochs=1", "stream.batch_size=4", "evaluate.batch=4"),
+)
+stella = CliRunner()
+
+# ---- the paper's figures
+
+
+def figures(table: dict[str, object]) -> list[tuple[str, str, list[float]]]:
+    """(variant, direction, row) of both datasets."""
+    found = [(name, each) for dataset in DATASETS for name, each in table.get(dataset, {}).items()]  # type: ignore[attr-defined]
+    return [(name, way, each[way]) for name, each in found for way in WAYS]
+
+
+@pytest.mark.parametrize("name", tables())
+def test_every_row_of_the_paper_is_whole(name: str) -> None:
+    table = tables()[name]
+    for variant, way, values in figures(table):
+        assert len(values) == len(table["columns"]), (variant, way)
+        missing = [column for column, value in zip(table["columns"], values, strict=True) if isnan(value)]
+        assert all(column.endswith("F") and variant == "multitask" for column in missing), (variant, way)
+
+
+@pytest.mark.parametrize("name", ["retrieval_table", "shuffle_retrieval_table"])
+def test_averages_of_the_paper_are_means_of_their_parts(name: str) -> None:
+    for variant, way, values in figures(tables()[name]):
+        for average, parts in ((values[6], values[0:6:2]), (values[7], values[1:6:2])):
+            if not isnan(average):
+                assert abs(average - sum(parts) / 3) < 0.0051, (variant, way)
+
+
+def test_tables_of_the_paper_agree_where_they_repeat_one_another() -> None:
+    main = {v: row(["retrieval_table"], v) for v in tables()["retrieval_table"]["Continual-VS"]}
+    for name, variants in {
+        "efficiency": {v: v for v in main if v != "multitask"},
+        "sampling_method": {"derpp": "derpp", "stella": "stella"},
+        "audio_select_method": {"time": "stella"},
+        "sample_ratio_hyp": {"stella": "stella"},
+        "temperature_hyp": {"beta-0.4": "stella"},
+    }.items():
+        for here, there in variants.items():
+            found, known = row([name], here), main[there]
+            assert found and known and [found.show(f) for f in "AF"] == [known.show(f) for f in "AF"]
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
+@pytest.mark.parametrize("name", tables())
+def test_figures_are_printed_in_that_table(name: str) -> None:
+    """Each row's digits stand in a row of the table with this label."""
+    table, text = tables()[name], PAPER.read_text(encoding="utf-8")
+    end = text.index(rf"\label{{{table['label']}}}")
+    body = text[text.rindex(r"\begin{tabular}", 0, end) : end]
+    body = re.sub(r"\\(scriptsize|underline|textbf|cellcolor\{gg\}|cmidrule\{[^}]*\}|;)|[{}$]", "", body)
+    rows = [re.findall(r"(?<![\w.])(?:\d+\.\d+|-)(?![\w.])", line) for line in body.split(r"\\")]
+    printed = [" ".join(line) for line in rows]
+
+    def spell(values: list[float]) -> str:
+        return " ".join("-" if isnan(value) else f"{value:.2f}" for value in values)
+
+    for variant, way, values in figures(table):
+        each = table["Continual-VS"][variant]
+        if len(values) == 2:  # both ways, memory and speed stand in one line
+            values = [*each["a2v"], *each["v2a"], *(each[extra] for extra in ("gb", "speed") if extra in each)]
+        assert any(spell(values) in line for line in printed), (variant, way, spell(values))
+
+
+# ---- recipes
+
+
+def test_a_variant_is_its_own_whatever_is_overridden() -> None:
+    config = runs("table1", ["stream.batch_size=8", "train.lr=1e-2"])["original/stella++"]
+    assert (config.stream.batch_size, config.train.lr, config.method) == (106, 1e-2, "stella_plus")
+    assert runs("table1", ["stream.batch_size=8"])["original/er"].stream.batch_size == 8
+
+
+def test_runs_can_be_chosen() -> None:
+    assert list(runs("table1", only=["er", "mir"], orders=["shuffled"])) == ["shuffled/er", "shuffled/mir"]
+    assert runs("table1", only=["er"])["shuffled/er"].data.tasks == load("table1").orders["shuffled"].tasks
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["tabel1"], "choose one of audio_selection, efficiency, memory_size"),
+        (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
+        (["table1", "--orders", "random"], "choose from original, shuffled"),
+        (["table1", "--seeds-list", "3,x"], "whole numbers"),
+        (["table1", "--from", "no.csv"], "no.csv cannot be read"),
+        (["table1", "train.lrr=1"], "did you mean train.lr?"),
+    ],
+)
+def test_wrong_names_are_answered_with_the_right_ones(args: list[str], said: str, tmp_path: Path) -> None:
+    failed = stella.invoke(app, ["reproduce", *args, "--out", str(tmp_path)])
+    assert isinstance(failed.exception, StellaError) and said in str(failed.exception)
+
+
+def test_the_list_names_all_with_their_cost() -> None:
+    shown = " ".join(stella.invoke(app, ["reproduce"]).output.split())
+    assert all(name in shown and load(name).title in shown and load(name).cost in shown for name in names())
+
+
+# ---- results
+
+
+def lines(*figures: tuple[str, int, float]) -> str:
+    return to_csv(
+        [{"name": name, "seed": seed, "A": a, "F": "" if "multi" in name else 1.0} for name, seed, a in figures]
+    )
+
+
+def shown(name: str, text: str, folder: Path) -> str:
+    (folder / "results.csv").write_text(text)
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(name, folder / "results.csv", console)
+    return console.export_text()
+
+
+def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
+    """Names with folders before them are that run, names without an order belong to the first one."""
+    text = lines(("er", 0, 10.0), ("p1/original/er", 1, 14.0), ("original/multitask", 0, 20.0), ("shuffled/er", 0, 3.0))
+    table = shown("table1", text, tmp_path)
+    original, shuffled = table.split("Tasks in shuffled order")
+    assert "paper (Continual-VS) A ↑" in original and "ours A ↑" in original
+    assert "compare the orders of methods, not the figures" in original
+    assert re.search(r"ER +2 +12\.0 ± 2\.8 +1\.0 ± 0\.0 +11\.18, 10\.33 +7\.68, 8\.06", original)
+    assert re.search(r"Multitask +1 +20\.0 +– +18\.55, 19\.80 +–", original)
+    assert re.search(r"STELLA\+\+ +0 +– +– +17\.01, 16\.62 +3\.20, 3\.27", original)
+    assert re.search(r"class alone +8\.9", original)
+    assert re.search(r"ER +1 +3\.0 +1\.0 +11\.43, 10\.66 +5\.78, 7\.06", shuffled)
+    page = (tmp_path / "reproduce.md").read_text()
+    assert "| ER | 2 | 12.0 ± 2.8 | 1.0 ± 0.0 | 11.18, 10.33 | 7.68, 8.06 |" in page
+    assert page.count("paper (Continual-VS) A ↑") == 2 and "*class alone*" in page
+
+
+def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
+    as_printed = [("finetune", 0, 1.0), ("er", 0, 2.0), ("derpp", 0, 3.0), ("stella", 0, 4.0), ("stella_plus", 0, 50.0)]
+    reversed_ = [(name, seed, -a) for name, seed, a in as_printed]
+    assert "with the paper's: 1.00 (5 rows)" in shown("table1", lines(*as_printed), tmp_path)
+    assert "with the paper's: -1.00 (5 rows)" in shown("table1", lines(*reversed_), tmp_path)
+
+
+def test_what_is_no_run_of_it_is_said(tmp_path: Path) -> None:
+    assert "Not in this table: other" in shown("temperature", lines(("beta-0.1", 0, 1.0), ("other", 0, 1.0)), tmp_path)
+    with pytest.raises(StellaError, match="has no run of temperature, only other"):
+        shown("temperature", lines(("other", 0, 1.0)), tmp_path)
+    with pytest.raises(StellaError, match="original/er with seed 0 twice"):
+        shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
+    assert "only a figure without numbers" in shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
+
+
+def test_committed_results_can_be_shown(tmp_path: Path) -> None:
+    table = shown("table1", (Path(__file__).parents[1] / "results/scenes/results.csv").read_text(), tmp_path)
+    assert re.search(r"Finetune +5 +3\.8 ± 0\.2 +22\.1 ± 0\.8 +3\.63, 4\.11", table)
+
+
+# ---- end to end
+
+
+def test_a_miniature_runs_apart_and_is_put_together(tmp_path: Path) -> None:
+    """Two variants with other commands into one folder, in the shuffled order; a second time nothing is done again."""
+    for variant in ("finetune", "er"):
+        args = ["--only", variant, "--orders", "shuffled", "--seeds-list", "3", "--out", str(tmp_path)]
+        done = stella.invoke(app, ["reproduce", "table1", *args, *MINIATURE])
+        assert done.exit_code == 0, (done.output, done.exception)
+    folder = tmp_path / "table1"
+    run = folder / "shuffled" / "er" / "seed-3"
+    assert read_json(run / "config.json")["data"]["tasks"] == list(load("table1").orders["shuffled"].tasks)
+    rows = list(csv.DictReader((folder / "results.csv").open()))
+    assert [(line["name"], line["seed"]) for line in rows] == [("shuffled/er", "3"), ("shuffled/finetune", "3")]
+    parts = [float(rows[0][f"{way}_{k}_A"]) for way in WAYS for k in (1, 5, 10)]
+    assert float(rows[0]["A"]) == pytest.approx(sum(parts) / 6)
+    assert "paper (Continual-VS)" in done.output and "shuffled order" in done.output
+
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"}
+    again = stella.invoke(app, ["reproduce", "table1", *args, *MINIATURE])
+    assert again.exit_code == 0 and before == {path: path.stat().st_mtime_ns for path in before}
+    assert collect(tmp_path).read_text() == (folder / "results.csv").read_text().replace(
+        "shuffled/", "table1/shuffled/"
+    )
+    assert len(read_results(tmp_path / "results.csv", runs("table1"))[0]["shuffled/er"]) == 1
+
+
+def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
+    recipe = tmp_path / "quick.toml"
+    recipe.write_text(
+        'title = "Quick"\ncost = "none"\nlike = "efficiency"\n[orders.original]\npaper = ["efficiency"]\n'
+        '[speed]\nsteps = 2\nwarmup = 2\ngpu = ["model.preset=vast"]\n[variants]\n'
+        'finetune = { label = "Finetune", set = ["method=finetune"] }\n'
+        'lump = { label = "LUMP", set = ["method=lump"] }\n'
+    )
+    done = stella.invoke(app, ["reproduce", str(recipe), "--out", str(tmp_path), "train.device=cpu"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    table = list(csv.DictReader((tmp_path / "quick" / "results.csv").open()))
+    assert [line["name"] for line in table] == ["original/finetune", "original/lump"]
+    assert all(float(line["clips_per_second"]) > 0 and int(line["peak_bytes"]) > 1e8 for line in table)
+    assert re.search(r"Finetune +[\d.]+ +1\.00 +[\d.]+ +1\.00 +29\.46 +1\.00 +18\.34 +1\.00", done.output)
+    assert re.search(r"LUMP .* 26\.67 +0\.91 +18\.36 +1\.00", done.output)
+
+
+def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips a second, not steps: with a clock that ticks a second a look, 2 steps of 5 clips are 10."""
+    from stella.reproduce import speed
+
+    ticks = iter(range(100))
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(ticks)))
+    config = runs("efficiency", ["train.device=cpu", "stream.batch_size=5"])["original/finetune"]
+    assert measure(config, steps=2, warmup=1).clips_per_second == 10
