@@ -112,6 +112,29 @@ def prepare(
 
 
 @app.command(rich_help_panel="Data")
+def pack(
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    recipe: Annotated[str | None, typer.Argument(help="A TOML file of recipes/, for its data.")] = None,
+    values: Annotated[list[str] | None, typer.Argument(help="Such as data.source=shards data.path=SHARDS.")] = None,
+    evaluation: Annotated[bool, typer.Option("--eval", help="The clips for evaluation, not for training.")] = False,
+    width: Annotated[int | None, typer.Option(help="Pixels to keep of wide pictures; default: a square.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
+) -> None:
+    """Store clips, once decoded, as arrays on disk that feed a GPU: then train with data.source=packed."""
+    from stella.config import resolve
+    from stella.data.pack import pack as run
+    from stella.data.tasks import all_tasks, sizes
+    from stella.train.config import RunConfig
+
+    data = resolve(RunConfig, *_apart(recipe, values)).data
+    want = sizes(data)
+    size = want.pixels if data.source == "scenes" else None
+    tasks = all_tasks(data, evaluation)
+    summary = run(tasks, out, pixels=want.pixels, spec_frames=want.spec_frames, size=size, width=width, workers=workers)
+    console.print(str(summary), highlight=False)
+
+
+@app.command(rich_help_panel="Data")
 def look(
     src: Annotated[Path, typer.Argument(help="Folder of videos, or of shards.")],
     out: Annotated[Path, typer.Option(help="The contact sheet to write.")] = Path("look.png"),

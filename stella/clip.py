@@ -9,6 +9,13 @@ from torch import Tensor
 SAMPLE_RATE = 16_000
 
 
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on that device, without the host waiting for what the device still has to do."""
+    if torch.device(device).type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Labels:
     """What is known about a clip. Evaluation reads it; training never does."""

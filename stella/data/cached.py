@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import Clip, Labels
+from stella.data.part import Part, part
 from stella.data.source import BatchSource, Source
 from stella.data.stream import labels_of, place_of
 
@@ -112,5 +113,8 @@ class JoinedBatches(Joined):
 
 def join(sources: Sequence[Source]) -> Source:
     """All clips of several sources as one source, which makes batches at once where each of them does."""
+    parts = [source for source in sources if isinstance(source, Part)]
+    if len(parts) == len(sources) and len({id(each.source) for each in parts}) == 1:
+        return part(parts[0].source, [index for each in parts for index in each.indices])
     makers = [source for source in sources if isinstance(source, BatchSource)]
     return JoinedBatches(makers) if len(makers) == len(sources) else Joined(sources)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stella.clip import Batch
+from stella.clip import Batch, Clip, send
 from stella.data.pool import Tick
-from stella.data.source import BatchSource, Source
+from stella.data.source import ArraySource, BatchSource, Source
 from stella.errors import ClipError, StellaError
 from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
@@ -34,6 +34,13 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.batch) if self.batch else 0
+
+
+def usable(clip: Clip) -> Clip:
+    """The clip, unless its sound would be padding from end to end."""
+    if len(clip.audio) < LENGTH:
+        raise ClipError(clip.id, "too little audio", f"a clip needs at least {LENGTH} samples: leave it out")
+    return clip
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,7 @@ class Maker:
             try:
                 if position in job.bad:
                     raise job.bad[position]
-                clip = source[index]
-                if len(clip.audio) < LENGTH:  # it would be padding from end to end
-                    raise ClipError(
-                        clip.id, "too little audio", f"a clip needs at least {LENGTH} samples: leave it out"
-                    )
+                clip = usable(source[index])
             except ClipError as error:
                 skipped[index] = error
                 continue
@@ -85,7 +88,14 @@ class Maker:
     def _render(self, source: BatchSource, job: Job) -> Chunk:
         gen = self._generator(job)
         video, waveforms = source.tensors(job.indices, self.device)
-        return Chunk(self._batch(self._crop(video, gen), waveforms, None, job.indices, job, gen), {})
+        lengths = source.lengths(job.indices) if isinstance(source, ArraySource) else None  # [B]
+        return Chunk(self._batch(self._crop(video, gen), waveforms, lengths, job.indices, job, gen), {})
+
+    def expect(self, job: Job) -> None:
+        """Let a source that reads ahead begin with this chunk."""
+        source = self.sources[job.task]
+        if isinstance(source, ArraySource):
+            source.expect(job.indices, self.device)
 
     def _generator(self, job: Job) -> torch.Generator:
         """On the CPU whatever the device is, so that workers and a GPU in the parent draw the same numbers."""
@@ -107,7 +117,7 @@ class Maker:
         if self.augment:
             audio = add_noise(time_shift(audio, gen), gen)
         before = sum(len(source) for source in self.sources[: job.task])
-        ids = torch.tensor([before + index for index in indices], device=video.device)  # [B]
+        ids = send(torch.tensor([before + index for index in indices]), video.device)  # [B]
         return Batch(video, audio, ids)
 
 

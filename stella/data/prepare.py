@@ -90,7 +90,7 @@ def prepare(
     files = find_videos(src)
     table = read_labels(Path(labels_csv), src, files) if labels_csv else folder_labels(files)
     dst.mkdir(parents=True, exist_ok=True)
-    with _alone(dst), _bar(progress) as bar:
+    with alone(dst), progress_bar(progress) as bar:
         _keep_settings(dst, settings)
         skipped = Skipped(dst / "skipped.jsonl")
         skipped.forget(lambda record: record.get("stamp") != _stamp(src / str(record.get("source"))))
@@ -228,7 +228,7 @@ def _keep_settings(dst: Path, settings: Settings) -> None:
 
 
 @contextmanager
-def _alone(dst: Path) -> Iterator[None]:
+def alone(dst: Path) -> Iterator[None]:
     """Hold the folder against a second `prepare`; the system lets go of it even after a kill."""
     with (dst / ".lock").open("w") as lock:
         try:
@@ -238,6 +238,6 @@ def _alone(dst: Path) -> Iterator[None]:
         yield
 
 
-def _bar(shown: bool) -> Progress:
+def progress_bar(shown: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not shown)

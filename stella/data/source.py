@@ -25,3 +25,16 @@ class BatchSource(Source, Protocol):
     def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Frames uint8 [B, T, 3, H, W] and waveforms float32 [B, S] of these clips."""
         ...
+
+
+@runtime_checkable
+class ArraySource(BatchSource, Protocol):
+    """A batch source that only copies what lies ready: it runs in the stream's own process whatever `workers` says."""
+
+    def lengths(self, indices: Sequence[int]) -> Tensor:
+        """How many samples of each clip's waveform count, int64 [B]; the others are padding."""
+        ...
+
+    def expect(self, indices: Sequence[int], device: torch.device | str = "cpu") -> None:
+        """Begin to read what `tensors` will be asked for next."""
+        ...

@@ -8,7 +8,7 @@ its epoch. The state is a place in this plan: what was made ahead of it is simpl
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import chain, count, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +19,7 @@ from stella.config import differences
 from stella.data.chunk import Chunk, Held, Job, Maker, Position
 from stella.data.pool import Done, Lost, Pool
 from stella.data.skipped import Skipped, spell
-from stella.data.source import BatchSource, Source
+from stella.data.source import ArraySource, BatchSource, Source
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.rng import generator
 
@@ -28,7 +28,7 @@ from stella.rng import generator
 class StreamConfig:
     batch_size: int = 32
     epochs: int = 1  # for each task
-    workers: int = 0  # processes; 0: in this one
+    workers: int = 0  # processes; 0: in this one, where packed clips are read in any case
     prefetch: int = 2  # chunks made ahead by each worker
     size: int = 224  # pixels
     spec_frames: int = 1024
@@ -123,6 +123,11 @@ class Stream:
             self._pool.close()
             self._pool = None
 
+    @property
+    def pooled(self) -> bool:
+        """Whether worker processes make the clips: for those that only have to be copied they would be a detour."""
+        return self.config.workers > 0 and not all(isinstance(source, ArraySource) for source in self.sources)
+
     def _batches_of(self, source: Source) -> int:
         size = self.config.batch_size
         return len(source) // size if self.config.drop_last else math.ceil(len(source) / size)
@@ -133,7 +138,7 @@ class Stream:
         return (len(source) if dropped else len(source) + self.config.batch_size - 1) // self.config.batch_size
 
     def _run(self) -> Iterator[Batch]:
-        chunks = self._pooled(self._plan()) if self.config.workers else self._made(self._plan())
+        chunks = self._pooled(self._plan()) if self.pooled else self._made(self._plan())
         while self.position.task < len(self.sources):
             yield from self._epoch(chunks)
 
@@ -212,12 +217,15 @@ class Stream:
 
     def _maker(self) -> Maker:
         c = self.config
-        device = "cpu" if c.workers else self.device
+        device = "cpu" if self.pooled else self.device
         return Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
 
     def _made(self, jobs: Iterator[Job]) -> Iterator[Chunk]:
         maker = self._maker()
-        for job in jobs:
+        for job, following in pairwise(chain(jobs, [None])):
+            assert job is not None  # only what follows the last one is
+            if following is not None:
+                maker.expect(following)
             yield maker(job, lambda item: None)
 
     def _pooled(self, jobs: Iterator[Job]) -> Iterator[Chunk]:

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
 
-from stella.clip import Clip, Labels
 from stella.data.cached import Cached
 from stella.data.folder import Folder
+from stella.data.packed import Packed, read_header
+from stella.data.part import Part, part
 from stella.data.scenes import SIZES, TASKS, Scenes
 from stella.data.shards import Shards
 from stella.data.source import Source
-from stella.data.stream import labels_of, place_of
 from stella.errors import ConfigError, StellaError
 from stella.media.decode import Plan
 from stella.rng import generator
@@ -27,10 +28,11 @@ class DataConfig:
     """Where clips come from. The model takes its sizes from here.
 
     A folder's or shards' tasks are those of its labels, sorted by name, or one if it has none. Without `eval_path` up
-    to a tenth of each task's clips is set aside for evaluation.
+    to a tenth of each task's clips is set aside for evaluation. Packed clips are what was packed, of the sizes they
+    were packed for.
     """
 
-    source: Literal["scenes", "folder", "shards"] = "scenes"
+    source: Literal["scenes", "folder", "shards", "packed"] = "scenes"
     tasks: tuple[str, ...] = ()  # which, in this order; none: all
     eval_clips: int = 240  # for each task, at most
     seed: int = 0  # of the scenes, and of what is set aside
@@ -38,9 +40,10 @@ class DataConfig:
     # scenes
     size: str = "scenes"
     clips: int = 2000  # for each task
-    # folder and shards
+    # folder, shards and packed
     path: str | None = None
     eval_path: str | None = None
+    # folder and shards
     labels: str | None = None  # a folder's CSV of file,label,task
     eval_labels: str | None = None
     pixels: int = 224  # after cropping
@@ -72,26 +75,10 @@ def sizes(config: DataConfig) -> Sizes:
     if config.source == "scenes":
         size = SIZES[config.size]
         return Sizes(size.pixels, size.spec_frames, size.frames)
+    if config.source == "packed":
+        header = read_header(Path(config.path or ""))
+        return Sizes(header.pixels, header.spec_frames, header.frames[0])
     return Sizes(config.pixels, round(config.duration * 100), config.frames)
-
-
-class Part:
-    """Some clips of a source."""
-
-    def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self.source, self.indices = source, list(indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Clip:
-        return self.source[self.indices[index]]
-
-    def labels(self, index: int) -> Labels:
-        return labels_of(self.source, [self.indices[index]])[0]
-
-    def place(self, index: int) -> str:
-        return place_of(self.source, self.indices[index])
 
 
 def train_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks:
@@ -100,8 +87,8 @@ def train_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks
         return [(task, _scenes(config, task, "train", config.clips, device)) for task in config.tasks or TASKS]
     tasks = _by_task(config, _open(config, config.path))
     if config.eval_path is not None:
-        return [(name, part) for name, part in tasks]
-    return [(name, _without(part, _set_aside(config, name, part))) for name, part in tasks]
+        return [(name, whole) for name, whole in tasks]
+    return [(name, _without(whole, _set_aside(config, name, whole))) for name, whole in tasks]
 
 
 def eval_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks:
@@ -110,11 +97,21 @@ def eval_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks:
         return [(task, _scenes(config, task, "eval", config.eval_clips, device)) for task in config.tasks or TASKS]
     tasks = _by_task(config, _open(config, config.path))
     if config.eval_path is None:
-        return [(name, _only(part, _set_aside(config, name, part))) for name, part in tasks]
+        return [(name, _only(whole, _set_aside(config, name, whole))) for name, whole in tasks]
     named = dict(_by_task(config, _open(config, config.eval_path)))
     if missing := [name for name, _ in tasks if name not in named]:
         raise StellaError(f"data.eval_path={config.eval_path} has no clips of task {', '.join(missing)}; add some")
     return [(name, _only(named[name], _draw(config, len(named[name]), config.eval_clips))) for name, _ in tasks]
+
+
+def all_tasks(config: DataConfig, evaluation: bool = False) -> Tasks:
+    """All clips of the data's path, or of its `eval_path`, by task, nothing set aside: what `stella pack` stores."""
+    if config.source == "scenes":
+        return (eval_tasks if evaluation else train_tasks)(replace(config, cache="off"))
+    if evaluation and config.eval_path is None:
+        raise StellaError("data.eval_path is not set: there are no clips for evaluation alone; set it or leave it out")
+    path = config.eval_path if evaluation else config.path
+    return [(name, whole) for name, whole in _by_task(config, _open(config, path))]
 
 
 def _scenes(config: DataConfig, task: str, split: str, clips: int, device: torch.device | str) -> Source:
@@ -122,8 +119,10 @@ def _scenes(config: DataConfig, task: str, split: str, clips: int, device: torch
     return scenes if config.cache == "off" else Cached(scenes, device if config.cache == "device" else "cpu")
 
 
-def _open(config: DataConfig, path: str | None) -> Folder | Shards:
+def _open(config: DataConfig, path: str | None) -> Folder | Shards | Packed:
     assert path is not None  # DataConfig has checked it
+    if config.source == "packed":
+        return Packed(path)
     decoded = math.ceil(config.pixels * 8 / 7)  # room for crops, as 256 is to 224
     if config.source == "shards":
         return Shards(path, config.frames, config.span, decoded)
@@ -131,7 +130,7 @@ def _open(config: DataConfig, path: str | None) -> Folder | Shards:
     return Folder(path, Plan(0.0, config.duration, config.frames, decoded, config.span), labels)
 
 
-def _by_task(config: DataConfig, source: Folder | Shards) -> list[tuple[str, Part]]:
+def _by_task(config: DataConfig, source: Folder | Shards | Packed) -> list[tuple[str, Part]]:
     found: dict[str | None, list[int]] = {}
     for index in range(len(source)):
         found.setdefault(source.labels(index).task, []).append(index)
@@ -148,15 +147,15 @@ def _by_task(config: DataConfig, source: Folder | Shards) -> list[tuple[str, Par
             f"{source.root} has no clips of task {', '.join(missing)}; "
             f"its tasks are {', '.join(sorted(name for name in found if name))}"
         )
-    return [(name, Part(source, found[name])) for name in wanted]
+    return [(name, part(source, found[name])) for name in wanted]
 
 
-def _set_aside(config: DataConfig, name: str, part: Part) -> list[int]:
-    if len(part) < 10:
+def _set_aside(config: DataConfig, name: str, whole: Part) -> list[int]:
+    if len(whole) < 10:
         raise StellaError(
-            f"task {name} has {len(part)} clips, too few to set a tenth aside for evaluation; set data.eval_path"
+            f"task {name} has {len(whole)} clips, too few to set a tenth aside for evaluation; set data.eval_path"
         )
-    return _draw(config, len(part), min(config.eval_clips, len(part) // 10))
+    return _draw(config, len(whole), min(config.eval_clips, len(whole) // 10))
 
 
 def _draw(config: DataConfig, total: int, count: int) -> list[int]:
@@ -164,10 +163,10 @@ def _draw(config: DataConfig, total: int, count: int) -> list[int]:
     return sorted(drawn)
 
 
-def _only(part: Part, chosen: Sequence[int]) -> Part:
-    return Part(part.source, [part.indices[i] for i in chosen])
+def _only(whole: Part, chosen: Sequence[int]) -> Part:
+    return part(whole.source, [whole.indices[i] for i in chosen])
 
 
-def _without(part: Part, chosen: Sequence[int]) -> Part:
+def _without(whole: Part, chosen: Sequence[int]) -> Part:
     left_out = set(chosen)
-    return Part(part.source, [index for i, index in enumerate(part.indices) if i not in left_out])
+    return part(whole.source, [index for i, index in enumerate(whole.indices) if i not in left_out])

@@ -1,6 +1,5 @@
 """What the matching module has learnt: does it tell pairs apart, and does its importance fall on what sounds?"""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -8,9 +7,9 @@ import torch
 from torch import Tensor
 
 from stella.clip import Labels
-from stella.data.source import BatchSource, Source
+from stella.data.part import part
+from stella.data.source import Source
 from stella.data.stream import StreamConfig, evaluation_batches, labels_of
-from stella.data.tasks import Part
 from stella.evaluate.retrieval import Autocast
 from stella.media.augment import center_crop
 from stella.model.avm import AVM, Pairs, match, score
@@ -97,18 +96,7 @@ def some_of(source: Source, clips: int, generator: torch.Generator) -> Source:
     if len(source) <= clips:
         return source
     indices = torch.randperm(len(source), generator=generator)[:clips].sort().values.tolist()
-    return _BatchPart(source, indices) if isinstance(source, BatchSource) else Part(source, indices)
-
-
-class _BatchPart(Part):
-    """Some clips of a source that makes many at once."""
-
-    def __init__(self, source: BatchSource, indices: Sequence[int]) -> None:
-        super().__init__(source, indices)
-        self._maker = source
-
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        return self._maker.tensors([self.indices[i] for i in indices], device)
+    return part(source, indices)
 
 
 def _every_pair(batch: int, generator: torch.Generator, device: torch.device) -> Pairs:

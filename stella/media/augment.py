@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stella.clip import send
 from stella.errors import StellaError
 
 SCALES = (1.0, 0.875, 0.75, 0.66)  # of the short side
@@ -52,7 +53,7 @@ def center_crop(video: Tensor, size: int) -> Tensor:
 
 def time_shift(spec: Tensor, generator: torch.Generator, most: int = 10) -> Tensor:
     """[B, time, mel], each clip rolled along time by its own integer in -most … most."""
-    shift = _draw(range(-most, most + 1), len(spec), generator).to(spec.device)  # [B]
+    shift = send(_draw(range(-most, most + 1), len(spec), generator), spec.device)  # [B]
     source = (torch.arange(spec.shape[1], device=spec.device) - shift[:, None]) % spec.shape[1]  # [B, time]
     return spec.gather(1, source[..., None].expand_as(spec))
 
@@ -61,7 +62,7 @@ def add_noise(spec: Tensor, generator: torch.Generator) -> Tensor:
     """[B, time, mel] plus uniform noise in [0, r/10), with r uniform in [0, 1) for each clip."""
     level = torch.rand(len(spec), 1, 1, generator=generator, device=generator.device) / 10
     noise = torch.rand(spec.shape, generator=generator, device=generator.device)
-    return spec + (noise * level).to(spec)
+    return spec + send(noise.mul_(level), spec.device).to(spec.dtype)
 
 
 def _draw(choices: Sequence[object], count: int, generator: torch.Generator) -> Tensor:
@@ -78,10 +79,10 @@ def _resample(video: Tensor, corner: Tensor, shape: Tensor, size: int) -> Tensor
     if video.dtype != torch.uint8 or video.dim() != 5:
         raise StellaError(f"a crop takes uint8 video [B, T, 3, H, W], not {video.dtype} {list(video.shape)}")
     batch, frames, channels, height, width = video.shape
-    corner, shape = corner[:, None].to(video.device), shape[:, None].to(video.device)  # [B, 1, 2]
+    corner, shape = send(corner[:, None], video.device), send(shape[:, None], video.device)  # [B, 1, 2]
     centres = (torch.arange(size, device=video.device)[:, None] + 0.5) / size  # [size, 1]
     pixel = torch.minimum((centres * shape - 0.5).clamp(min=0), shape - 1) + corner  # [B, size, 2]
-    place = (2 * pixel + 1) / torch.tensor([width, height], device=video.device) - 1  # as grid_sample counts
+    place = (2 * pixel + 1) / send(torch.tensor([width, height]), video.device) - 1  # as grid_sample counts
     x, y = place.unbind(-1)  # [B, size]
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], -1)
     flat = video.reshape(batch, frames * channels, height, width).float()

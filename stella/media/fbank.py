@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE
+from stella.clip import SAMPLE_RATE, send
 from stella.errors import StellaError
 
 LENGTH, SHIFT, FFT = 400, 160, 512  # samples
@@ -37,7 +37,7 @@ def fbank(
     rows = max(1, CACHED // waveforms.shape[1]) if waveforms.device.type == "cpu" else len(waveforms)
     spec = torch.cat([_log_mel(block, mels) for block in torch.split(waveforms, rows)])  # [B, time, mels]
     if lengths is not None:
-        held = (lengths.to(spec.device) - LENGTH).div(SHIFT, rounding_mode="floor") + 1
+        held = (send(lengths, spec.device) - LENGTH).div(SHIFT, rounding_mode="floor") + 1
         spec = spec.where((torch.arange(spec.shape[1], device=spec.device) < held[:, None])[..., None], 0.0)
     spec = F.pad(spec, (0, 0, 0, frames - spec.shape[1]))
     return (spec - MEAN) / STD if normalise else spec

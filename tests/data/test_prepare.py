@@ -257,7 +257,7 @@ def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
         run(videos / "a", dst, seconds=0.0)
     with pytest.raises(StellaError, match="is not a folder"):
         run(tmp_path / "none", dst)
-    with prepare._alone(dst):
+    with prepare.alone(dst):
         _, status = os.waitpid(forked_run(videos / "a", dst), 0)
     assert status != 0 and "is being filled by another process" in capfd.readouterr().err
 
