@@ -1,14 +1,14 @@
 """What a step of each method costs: clips a second and peak memory, without what loading costs."""
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from stella.clip import Batch
@@ -18,7 +18,7 @@ from stella.errors import StellaError
 from stella.reproduce.results import provenance
 from stella.train.config import RunConfig, settle
 from stella.train.run import build_method
-from stella.train.runtime import Runtime, environment, runtime
+from stella.train.runtime import Clock, Runtime, environment, runtime
 from stella.train.trainer import Trainer
 
 
@@ -41,22 +41,21 @@ class Again(Stream):
 
 
 def measure(config: RunConfig, steps: int, warmup: int) -> Speed:
-    """Steps as a run takes them, after a warm-up. The peak is this process's: `measure_all` gives each a fresh one."""
+    """The median of steps as a run takes them, after a warm-up. The peak is of this process, whatever it did before:
+    `measure_all` gives each configuration a fresh one."""
     config = settle(config)
     machine = _machine(config)
-    tasks = train_tasks(config.data, machine.device)[:1]
-    trainer = Trainer(
-        build_method(config, machine.device), Again(tasks, config.stream, machine.device), config.train, machine
-    )
+    stream = Again(train_tasks(config.data, machine.device)[:1], config.stream, machine.device)
+    trainer = Trainer(build_method(config, machine.device), stream, config.train, machine)
     for _ in range(warmup):
         trainer.advance()
-    _wait(machine)
-    began, clips = time.perf_counter(), trainer.counters.clips
+    clock = Clock(machine.device)
+    marks = [clock.mark()]
     for _ in range(steps):
         trainer.advance()
-    _wait(machine)
-    rate = (trainer.counters.clips - clips) / (time.perf_counter() - began)
-    return Speed(rate, machine.peak_bytes())
+        marks.append(clock.mark())
+    ms = median(clock.ms(*step) for step in pairwise(marks))
+    return Speed(1e3 * config.stream.batch_size * config.train.accumulate / ms, machine.peak_bytes())
 
 
 def measure_all(configs: Mapping[str, RunConfig], steps: int, warmup: int, console: Console) -> list[dict[str, Any]]:
@@ -82,8 +81,3 @@ def has_gpu(config: RunConfig) -> bool:
 
 def _machine(config: RunConfig) -> Runtime:
     return runtime(config.train.device, config.train.precision, config.train.compile)
-
-
-def _wait(machine: Runtime) -> None:
-    if machine.device.type != "cpu":
-        torch.accelerator.synchronize(machine.device)

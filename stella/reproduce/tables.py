@@ -55,7 +55,7 @@ def learning_sheet(
         [
             "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
             *(["Below the line: A by one cue alone in our gallery."] if cues else []),
-            *_sources([theirs for theirs in printed.values() if theirs]),
+            *_sources([theirs for theirs in printed.values() if theirs], SCALE),
             *_order(both),
         ],
     )
@@ -93,8 +93,7 @@ def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
         [],
         [
             f"Ours: {'; '.join(sorted(places))}. GB: the GPU's peak, or that of the whole process on a CPU.",
-            *_sources(list(printed.values())),
-            "Other hardware, other sizes: compare within each side.",
+            *_sources(list(printed.values()), "Other hardware, other sizes: compare methods within each side."),
         ],
     )
 
@@ -128,12 +127,12 @@ def _markdown(sheet: Sheet) -> str:
     return f"## {sheet.title}\n{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
 
 
-def _sources(rows: Sequence[Row]) -> list[str]:
+def _sources(rows: Sequence[Row], warning: str) -> list[str]:
     """Which of the paper's tables, and the warning that goes with them."""
     labels = list(dict.fromkeys(row.table for row in rows))
     if not labels:
         return ["The paper has no table of this, only a figure without numbers."]
-    return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {SCALE}"]
+    return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {warning}"]
 
 
 def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
