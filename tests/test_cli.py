@@ -31,6 +31,7 @@ def test_help_names_every_command() -> None:
         for name in (
             "scenes",
             "prepare",
+            "pack",
             "look",
             "weights",
             "pretrain",
@@ -51,6 +52,8 @@ def test_help_names_every_command() -> None:
         (["scenes", "audit", "--size", "vast"], "choose one of scenes"),
         (["look", "nowhere"], "is not a folder"),
         (["prepare", "nowhere", "out"], "is not a folder"),
+        (["pack", "out", "data.source=folder", "data.path=nowhere"], "is not a folder"),
+        (["pretrain", "data.source=packed", "data.path=nowhere"], "nowhere holds no packed clips"),
         (["weights", "none.safetensors"], "none.safetensors"),
         (["pretrain", "method=sella"], "choose one of"),
         (["pretrain", "train.lrr=1"], "did you mean train.lr?"),

@@ -1,0 +1,108 @@
+"""How fast packed clips are read, at the paper's size (4 frames of 256 px, 10.24 s of sound), beside bare copies.
+
+    python benchmarks/packed.py                  reading on this machine, one minute
+    python benchmarks/packed.py --gpu            the stream on a GPU too: augmented batches, and what the host waits
+
+All rows read the same folder in the same order, in interleaved rounds of which the best counts. Bare copies are rows of
+a numpy memmap copied one by one into one buffer. The first round brings the files into the page cache, so this is what
+memory gives, not the disk.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from stella.data.packed import FRAMES, LENGTHS, VERSION, WAVEFORMS, Header, Packed
+from stella.data.stream import Stream, StreamConfig
+from stella.media.fbank import LENGTH, SHIFT
+
+BATCH, GOAL = 32, 400  # clips, clips a second
+SAMPLES = LENGTH + SHIFT * 1023
+
+
+def write(root: Path, clips: int) -> None:
+    """Noise, as `stella pack` would store it."""
+    rng = np.random.default_rng(0)
+    names = [str(index) for index in range(clips)]
+    header = Header(VERSION, 224, 1024, [4, 3, 256, 256], SAMPLES, names, [None] * clips, [None] * clips)
+    (root / "clips.json").write_text(json.dumps(asdict(header)))
+    with (root / FRAMES).open("wb") as frames, (root / WAVEFORMS).open("wb") as sound:
+        for _ in range(clips):
+            frames.write(rng.integers(0, 256, header.frames, dtype=np.uint8).data)
+            sound.write(rng.integers(-(2**15), 2**15, SAMPLES, dtype=np.int16).data)
+    (root / LENGTHS).write_bytes(np.full(clips, SAMPLES, "<i8").tobytes())
+
+
+def bare(source: Packed, order: list[list[int]]) -> None:
+    arrays = [np.asarray(array) for array in (source._frames, source._waveforms)]
+    into = [np.empty((BATCH, *array.shape[1:]), array.dtype) for array in arrays]
+    for rows in order:
+        for array, buffer in zip(arrays, into, strict=True):
+            for position, row in enumerate(rows):
+                buffer[position] = array[row]
+
+
+def read(source: Packed, order: list[list[int]], device: str) -> None:
+    source.expect(order[0], device)
+    for rows, following in zip(order, [*order[1:], order[0]], strict=True):
+        source.expect(following, device)
+        source.tensors(rows, device)
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def flow(source: Packed, batches: int, device: str) -> None:
+    stream = Stream({"packed": source}, StreamConfig(BATCH, epochs=100, drop_last=True), device)
+    for _ in range(batches):
+        next(stream)
+    stream.close()
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def best(rows: dict[str, Callable[[], None]], clips: int, rounds: int) -> dict[str, float]:
+    rates = dict.fromkeys(rows, 0.0)
+    for _ in range(rounds):
+        for name, row in rows.items():
+            began = time.perf_counter()
+            row()
+            rates[name] = max(rates[name], clips / (time.perf_counter() - began))
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpu", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as root:
+        write(Path(root), arguments.clips)
+        source = Packed(root)
+        mixed = np.random.default_rng(1).permutation(arguments.clips)
+        order = [rows.tolist() for rows in np.split(mixed, range(BATCH, len(mixed), BATCH)) if len(rows) == BATCH]
+        rows: dict[str, Callable[[], None]] = {
+            "bare memmap copies": lambda: bare(source, order),
+            "packed, to the CPU": lambda: read(source, order, "cpu"),
+        }
+        if arguments.gpu:
+            rows["packed, to the GPU"] = lambda: read(source, order, "cuda")
+            rows["stream on the GPU, augmented"] = lambda: flow(source, len(order), "cuda")
+        rates = best(rows, len(order) * BATCH, arguments.rounds)
+    table = Table("row", "clips/s", "of bare copies", title=f"Packed clips, batches of {BATCH} (goal {GOAL} clips/s)")
+    for name, rate in rates.items():
+        table.add_row(name, f"{rate:.0f}", f"{rate / rates['bare memmap copies']:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,447 @@
+"""Sources stand at module level: worker processes import them from here."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.clip import Batch, Clip, Labels
+from stella.config import resolve
+from stella.data.cached import join
+from stella.data.pack import pack
+from stella.data.packed import AHEAD, Packed
+from stella.data.part import part
+from stella.data.prepare import alone
+from stella.data.scenes import Scenes
+from stella.data.source import ArraySource
+from stella.data.stream import Stream, StreamConfig, evaluation_batches
+from stella.data.tasks import DataConfig, all_tasks, eval_tasks, sizes, train_tasks
+from stella.errors import ClipError, StellaError
+from stella.media.fbank import MEAN, STD
+from stella.methods.finetune import Finetune
+from stella.train.config import RunConfig
+from stella.train.run import pretrain, resume
+from stella.train.trainer import Trainer
+
+CONFIG = StreamConfig(batch_size=4, epochs=2, size=16, spec_frames=24, mels=8, seed=3)
+
+
+@dataclass(frozen=True)
+class Videos:
+    """Square or wide clips of different lengths, with sound between the steps of sixteen bits; some are bad."""
+
+    length: int
+    task: str | None = None
+    width: int = 18
+    bad: frozenset[int] = frozenset()
+    hang: frozenset[int] = frozenset()
+    frames: int = 2
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Clip:
+        if index in self.bad:
+            raise ClipError(f"file{index}.mp4", "no audio track", "leave it out")
+        if index in self.hang:
+            time.sleep(1000)
+        gen = torch.Generator().manual_seed(1000 * len(self.task or "") + index)
+        video = torch.randint(0, 256, (self.frames, 3, 18, self.width), generator=gen, dtype=torch.uint8)
+        audio = (torch.rand(2000 + 700 * (index % 4), generator=gen) * 2 - 1).clamp(-1, 1)
+        return Clip(f"{self.task}/{index}", video, audio, Labels(f"c{index % 2}", self.task))
+
+    def place(self, index: int) -> str:
+        return f"file{index}.mp4"
+
+
+def packed(root: Path, clips: Any, **more: Any) -> Packed:
+    sizes = {"pixels": 16, "spec_frames": 24, "size": 18, "workers": 0, "progress": False}
+    pack(clips, root, **sizes | more)
+    return Packed(root)
+
+
+def close(ours: Clip, theirs: Clip, samples: int = 4080) -> bool:
+    """The same clip, its sound rounded to sixteen bits and cut to what filterbanks look at."""
+    cut = theirs.audio[:samples]
+    same = torch.equal(ours.video, theirs.video) and ours.audio.shape == cut.shape
+    return same and (ours.audio - cut).abs().max().item() <= 1 / 32768
+
+
+def test_what_was_packed_is_read_back(tmp_path: Path) -> None:
+    tasks = [("one", Videos(7, "a")), ("two", Videos(5, "bb"))]
+    source = packed(tmp_path / "p", tasks)
+    every = [clip for _, videos in tasks for clip in (videos[i] for i in range(len(videos)))]
+    assert len(source) == 12 and isinstance(source, ArraySource)
+    for index, clip in enumerate(every):
+        ours = source[index]
+        assert close(ours, clip) and ours.id == clip.id and ours.audio.dtype == torch.float32
+        assert ours.labels == source.labels(index) == Labels(clip.labels.name, "one" if index < 7 else "two")
+        assert source.place(index) == f"{tmp_path / 'p'}, {clip.id}"
+    with pytest.raises(IndexError):
+        source[12]
+    with pytest.raises(IndexError):
+        source[-1]
+    assert (source.header.pixels, source.header.spec_frames) == (16, 24)
+    names = sorted(path.name for path in (tmp_path / "p").iterdir())
+    assert names == ["clips.json", "frames.u8", "lengths.i64", "waveforms.i16"]
+
+
+def test_a_source_without_task_names_keeps_its_own(tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", join([Videos(2, "a"), Videos(2, "bb")]))
+    assert source.header.tasks == ["a", "a", "bb", "bb"] and source.header.names == ["c0", "c1"] * 2
+
+
+def test_the_arrays_are_plain(tmp_path: Path) -> None:
+    """Whoever has numpy and the header can read them."""
+    source = packed(tmp_path / "p", Videos(3))
+    head = json.loads((tmp_path / "p" / "clips.json").read_text())
+    frames = np.memmap(tmp_path / "p" / "frames.u8", np.uint8, "r").reshape(3, *head["frames"])
+    sound = np.memmap(tmp_path / "p" / "waveforms.i16", "<i2", "r").reshape(3, head["samples"])
+    assert np.array_equal(frames[1], source[1].video.numpy())
+    assert np.array_equal(sound[0, :2000] / 32768, source[0].audio.double().numpy())
+    assert not sound[0, 2000:].any()
+    assert np.fromfile(tmp_path / "p" / "lengths.i64", "<i8").tolist() == [2000, 2700, 3400]
+
+
+def test_full_scale_sound_does_not_wrap_around(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Loud(Videos):
+        def __getitem__(self, index: int) -> Clip:
+            return replace(super().__getitem__(index), audio=torch.tensor([1.0, -1.0]).repeat(500))
+
+    assert packed(tmp_path / "p", Loud(1))[0].audio[:2].tolist() == [32767 / 32768, -1.0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_are_the_clips_in_the_order_asked_for(tmp_path: Path, ahead: bool) -> None:
+    source = packed(tmp_path / "p", Videos(9))
+    for indices in ([4, 1, 8], [0], [3, 3, 2], [8, 7, 6, 5, 4, 3, 2, 1, 0]):
+        if ahead:
+            source.expect(indices)
+        video, sound = source.tensors(indices)
+        assert video.dtype == torch.uint8 and sound.dtype == torch.float32 and sound.shape == (len(indices), 4080)
+        for row, index in enumerate(indices):
+            length = source.lengths([index]).item()
+            assert torch.equal(video[row], source[index].video)
+            assert torch.equal(sound[row, :length], source[index].audio) and not sound[row, length:].any()
+        assert source.lengths(indices).tolist() == [len(source[index].audio) for index in indices]
+        video.zero_()  # what is handed out can be changed without harm
+        assert torch.equal(source.tensors(indices)[0][0], source[indices[0]].video)
+
+
+def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", Videos(9))
+    for index in range(9):
+        source.expect([index])
+    assert len(source._ahead) == AHEAD
+    assert torch.equal(source.tensors([0])[0][0], source[0].video)
+
+
+def test_a_stream_tells_it_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = packed(tmp_path / "p", Videos(10))
+    asked: list[tuple[str, list[int]]] = []
+    for name in ("expect", "tensors"):
+        plain = getattr(Packed, name)
+
+        def noted(self: Packed, indices: Any, device: Any = "cpu", name: str = name, plain: Any = plain) -> Any:
+            if name == "tensors" or tuple(indices) not in {key[1:] for key in self._ahead}:
+                asked.append((name, list(indices)))
+            return plain(self, indices, device)
+
+        monkeypatch.setattr(Packed, name, noted)
+    wanted = [batch.ids.tolist() for batch in Stream({"p": source}, replace(CONFIG, epochs=1))]
+    first, second, third = wanted
+    assert asked == [
+        *(("expect", second), ("tensors", first), ("expect", first)),  # at first nothing could be known
+        *(("expect", third), ("tensors", second), ("tensors", third)),
+    ]
+
+
+def equal(ours: Batch, theirs: Batch, atol: float = 0.0) -> bool:
+    same = torch.equal(ours.video, theirs.video) and torch.equal(ours.ids, theirs.ids)
+    return same and torch.allclose(ours.audio, theirs.audio, rtol=0, atol=atol)
+
+
+def test_a_stream_gives_the_same_batches_as_from_the_source_itself(tmp_path: Path) -> None:
+    """Lengths count: what is behind a short clip's end is padding, not silence. Sound is rounded, hence the 1e-3."""
+    videos = Videos(10)
+    plain, ours = (list(evaluation_batches(s, CONFIG)) for s in (videos, packed(tmp_path / "p", videos)))
+    assert len(plain) == len(ours) == 3 and all(equal(a, b, 1e-3) for a, b in zip(ours, plain, strict=True))
+    assert (ours[0].audio[0, -1] == -MEAN / STD).all() and (ours[0].audio[3, -2] != -MEAN / STD).all()
+
+
+class Batched(Videos):
+    """The same clips, made many at once: augmented as scenes are."""
+
+    def tensors(self, indices: Sequence[int], device: Any = "cpu") -> Any:
+        clips = [self[index] for index in indices]
+        sound = torch.stack([torch.nn.functional.pad(clip.audio, (0, 4080 - len(clip.audio))) for clip in clips])
+        return torch.stack([clip.video for clip in clips]).to(device), sound.to(device)
+
+
+def test_augmentation_is_that_of_every_source(tmp_path: Path) -> None:
+    """Crop for crop that of a batch source; and crops and shifts reach as far as a plain source's do."""
+    source = packed(tmp_path / "p", Videos(10))
+    for ours, theirs in zip(Stream({"p": source}, CONFIG), Stream({"p": Batched(10)}, CONFIG), strict=True):
+        assert equal(ours, replace(theirs, audio=ours.audio))
+    one = Videos(1)
+    alone = packed(tmp_path / "one", one)
+    many = replace(CONFIG, epochs=400, batch_size=1)
+    crops = [{batch.video.numpy().tobytes() for batch in Stream({"p": s}, many)} for s in (one, alone)]
+    assert len(crops[0]) > 50 and len(crops[0] & crops[1]) > 0.9 * len(crops[0])
+
+
+def test_worker_processes_are_not_used_and_change_nothing(tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", Videos(10))
+    streams = [Stream({"p": source}, replace(CONFIG, workers=n)) for n in (0, 2)]
+    assert not streams[1].pooled
+    for a, b in zip(*streams, strict=True):
+        assert equal(a, b) and streams[1]._pool is None
+    mixed = Stream({"p": source, "v": Videos(4)}, replace(CONFIG, workers=1))  # workers open the folder for themselves
+    assert mixed.pooled
+    single = list(Stream({"p": source, "v": Videos(4)}, CONFIG))
+    assert all(equal(a, b) for a, b in zip(mixed, single, strict=True))
+    assert torch.equal(pickle.loads(pickle.dumps(source))[3].video, source[3].video)
+
+
+def test_it_resumes_at_every_batch(tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", Videos(10))
+    stream = Stream({"p": source}, CONFIG)
+    states, batches = [stream.state_dict()], []
+    for batch in stream:
+        batches.append(batch)
+        states.append(stream.state_dict())
+    for done, state in enumerate(states):
+        again = Stream({"p": source}, CONFIG)
+        again.load_state_dict(state)
+        rest = list(again)
+        assert len(rest) == len(batches) - done and all(map(equal, rest, batches[done:]))
+
+
+def test_bad_clips_are_skipped_counted_and_listed(tmp_path: Path) -> None:
+    clips = [("one", Videos(9, bad=frozenset({0, 4, 5, 6}))), ("two", Short(3))]
+    done = pack(clips, tmp_path / "p", pixels=16, spec_frames=24, size=18, workers=0, progress=False)
+    assert (done.clips, done.skipped) == (7, {"no audio track": 4, "too little audio": 1})
+    assert "7 clips" in str(done) and "4 no audio track" in str(done)
+    source = Packed(tmp_path / "p")
+    assert source.header.ids == [f"None/{i}" for i in (1, 2, 3, 7, 8, 0, 2)]
+    assert close(source[4], Videos(9)[8]) and source.labels(5).task == "two"
+    records = [json.loads(line) for line in (tmp_path / "p" / "skipped.jsonl").read_text().splitlines()]
+    assert [record["id"] for record in records] == [0, 4, 5, 6, 10]
+    assert records[0]["path"] == "file0.mp4" and records[0]["remedy"] == "leave it out"
+    with pytest.raises(StellaError, match=r"not one clip could be used .*2 no audio track"):
+        packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
+    assert not (tmp_path / "none").exists() and not (tmp_path / "none.tmp").exists()
+
+
+class Short(Videos):
+    def __getitem__(self, index: int) -> Clip:
+        clip = super().__getitem__(index)
+        return replace(clip, audio=clip.audio[:100]) if index == 1 else clip
+
+
+def test_workers_write_the_same_and_survive_a_clip_that_hangs(tmp_path: Path) -> None:
+    alone = packed(tmp_path / "a", Videos(20, bad=frozenset({3, 11})))
+    pooled = packed(tmp_path / "b", Videos(20, bad=frozenset({3}), hang=frozenset({11})), workers=2, time_limit=0.5)
+    for name in ("frames.u8", "waveforms.i16", "lengths.i64", "clips.json"):
+        assert (alone.root / name).read_bytes() == (pooled.root / name).read_bytes()
+    listed = (pooled.root / "skipped.jsonl").read_text()
+    assert "time limit" in listed and "file11.mp4" in listed
+
+
+def test_wide_pictures_become_squares_or_keep_the_width_named(tmp_path: Path) -> None:
+    """A square's centre crop is the whole picture's; what does not fill the box is scaled until it does."""
+    wide = Videos(4, width=25)
+    assert torch.equal(packed(tmp_path / "s", wide)[1].video, wide[1].video[..., 3:21])
+    assert close(packed(tmp_path / "w", wide, width=25)[1], wide[1])
+    plain, ours = (next(evaluation_batches(s, CONFIG)) for s in (wide, Packed(tmp_path / "s")))
+    assert (plain.video.int() - ours.video.int()).abs().max() <= 1  # coordinates are rounded otherwise
+    mixed = packed(tmp_path / "m", [("w", wide), ("s", Videos(1))], width=25)
+    assert mixed[4].video.shape == (2, 3, 18, 25)
+    grown = Videos(1)[0].video[:, :, 4:14].float().mean()  # 18 × 25 of 25 × 25: the rows in the middle
+    assert mixed[4].video.float().mean() == pytest.approx(grown.item(), abs=4)
+    with pytest.raises(StellaError, match=r"None/0 has 3 frames and the clips before it 2; give"):
+        packed(tmp_path / "f", [("a", Videos(2)), ("b", Videos(2, frames=3))])
+
+
+def spoil_length(root: Path) -> None:
+    with (root / "frames.u8").open("r+b") as file:
+        file.truncate(1000)
+
+
+def spoil_header(change: dict[str, Any]) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        path = root / "clips.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_length, r"frames\.u8 is damaged: it has 1000 bytes instead of 5832; bring it back"),
+        (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; bring it back"),
+        (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make such a folder with: stella pack"),
+        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json does not describe packed clips"),
+        (lambda root: (root / "clips.json").write_text("{"), r"clips\.json does not describe packed clips"),
+        (spoil_header({"colour": 1}), r"clips\.json does not describe packed clips"),
+        (spoil_header({"version": 2}), r"is of version 2.*reads version 1"),
+        (spoil_header({"names": []}), r"incomplete"),
+        (shutil.rmtree, r"p holds no packed clips"),
+    ],
+)
+def test_what_is_not_a_whole_folder_is_refused_in_one_sentence(
+    spoil: Callable[[Path], None], told: str, tmp_path: Path
+) -> None:
+    packed(tmp_path / "p", Videos(3))
+    spoil(tmp_path / "p")
+    with pytest.raises(StellaError, match=told) as error:
+        Packed(tmp_path / "p")
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    class Dying(Videos):
+        def __getitem__(self, index: int) -> Clip:
+            if index == 10:
+                assert (tmp_path / "p.tmp" / "frames.u8").exists() and not (tmp_path / "p").exists()
+                with pytest.raises(StellaError, match="no packed clips"):
+                    Packed(tmp_path / "p.tmp")
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        packed(tmp_path / "p", Dying(12))
+    assert not (tmp_path / "p").exists() and not (tmp_path / "p.tmp").exists()
+    (tmp_path / "p.tmp").mkdir()
+    (tmp_path / "p.tmp" / "frames.u8").write_bytes(b"left by a kill")
+    assert len(packed(tmp_path / "p", Videos(3))) == 3
+    with pytest.raises(StellaError, match=r"p exists already; delete it"):
+        packed(tmp_path / "p", Videos(3))
+
+
+def test_two_processes_do_not_fill_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "p.tmp").mkdir()
+    (tmp_path / "p.tmp" / "frames.u8").write_bytes(b"of the other")
+    with alone(tmp_path / "p.tmp"):
+        args = ["pack", str(tmp_path / "p"), "data.clips=1", "data.tasks=['task1']", "--workers", "1"]
+        command = [sys.executable, "-c", "from stella.cli import main; main()", *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "p.tmp is being filled by another process" in done.stderr
+    assert (tmp_path / "p.tmp" / "frames.u8").read_bytes() == b"of the other"
+
+
+def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", Videos(9))
+    first, second = part(source, [5, 0, 7]), part(source, [2, 8])
+    whole = join([first, second])
+    assert isinstance(whole, ArraySource) and isinstance(first, ArraySource) and len(whole) == 5
+    whole.expect([3, 1])
+    assert torch.equal(whole.tensors([3, 1])[0], torch.stack([source[2].video, source[0].video]))
+    assert whole.lengths([4]).item() == len(source[8].audio) and whole[0].id == source[5].id
+    other = part(packed(tmp_path / "q", Videos(2)), [0])
+    assert [join([first, other])[i].id for i in (0, 3)] == [source[5].id, "None/0"]
+
+
+def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path) -> None:
+    packed(tmp_path / "p", [("b", Videos(20, "b")), ("a", Videos(10, "aa"))])
+    packed(tmp_path / "e", [("b", Videos(3, "bbb")), ("a", Videos(3, "aaaa"))])
+    config = DataConfig(source="packed", path=str(tmp_path / "p"), pixels=999)
+    assert (sizes(config).pixels, sizes(config).spec_frames, sizes(config).frames) == (16, 24, 2)
+    train, evaluate = train_tasks(config), eval_tasks(config)
+    assert [(name, len(s)) for name, s in train] == [("a", 9), ("b", 18)]
+    assert [(name, len(s)) for name, s in evaluate] == [("a", 1), ("b", 2)]
+    assert all(isinstance(s, ArraySource) for _, s in (*train, *evaluate))
+    ids = {s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}
+    assert len(ids) == 30
+    apart = replace(config, eval_path=str(tmp_path / "e"), tasks=("b", "a"))
+    assert [(name, len(s)) for name, s in eval_tasks(apart)] == [("b", 3), ("a", 3)]
+    assert [(name, len(s)) for name, s in all_tasks(apart)] == [("b", 20), ("a", 10)]
+    assert all_tasks(apart, evaluation=True)[0][1][0].id == "bbb/0"
+    with pytest.raises(StellaError, match=r"data\.eval_path is not set"):
+        all_tasks(config, evaluation=True)
+
+
+SCENES = ("data.source=scenes", "data.tasks=['task1','task2']", "data.clips=10", "data.eval_clips=4")
+QUICK = (
+    *("model.preset=tiny", "stream.batch_size=4", "memory.clips=7", "train.device=cpu", "train.log_every=1"),
+    *("evaluate.batch=4", "data.source=packed"),
+)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of scenes, packed by the command, to train on and to evaluate on."""
+    root = tmp_path_factory.mktemp("scenes")
+    for name, more in (("train", []), ("eval", ["--eval"])):
+        done = CliRunner().invoke(app, ["pack", str(root / name), *SCENES, "--workers", "1", *more])
+        assert done.exit_code == 0 and ("20 clips" if name == "train" else "8 clips") in done.output, done.output
+    return root
+
+
+def test_the_command_packs_what_a_configuration_names(scenes: Path) -> None:
+    source = Packed(scenes / "train")
+    assert source.header.frames == [4, 3, 96, 96] and (source.header.pixels, source.header.spec_frames) == (96, 256)
+    assert close(source[12], Scenes("task2", "train", 10)[2], 41200) and source.labels(12).task == "task2"
+    assert source[12].id == Scenes("task2", "train", 10)[2].id
+    assert Packed(scenes / "eval")[0].id == Scenes("task1", "eval", 4)[0].id
+
+
+def settings(scenes: Path, *more: str, method: str = "er") -> RunConfig:
+    paths = (f"data.path={scenes / 'train'}", f"data.eval_path={scenes / 'eval'}")
+    return resolve(RunConfig, None, [f"method={method}", *QUICK, *paths, *more])
+
+
+QUIET = Console(file=io.StringIO())
+
+
+def test_a_run_trains_on_packed_clips(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+    plain = Finetune.loss
+    monkeypatch.setattr(Finetune, "loss", lambda self, batch: (seen.append(batch), plain(self, batch))[1])
+    result = pretrain(settings(scenes, method="finetune"), tmp_path, console=QUIET)
+    assert result.finished and result.end["A"] is not None and len(result.evaluations) == 3
+    assert [len(batch) for batch in seen] == [4, 4, 2] * 2
+    assert seen[0].video.shape == (4, 4, 3, 96, 96) and seen[0].audio.shape == (4, 256, 128)
+    assert sorted(id for batch in seen for id in batch.ids.tolist()) == list(range(20))
+    joint = pretrain(settings(scenes, method="multitask"), tmp_path / "joint", console=QUIET)
+    assert joint.finished and len({int(i) // 10 for i in seen[6].ids}) == 2
+
+
+def test_a_run_resumes_exactly(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(settings(scenes), tmp_path / "whole", console=QUIET)
+    calls = 0
+    plain = Trainer.compute
+
+    def interrupted(self: Trainer, batches: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "compute", interrupted)
+        assert not pretrain(settings(scenes), tmp_path / "cut", console=QUIET).finished
+    assert resume(tmp_path / "cut", console=QUIET).finished
+    cut, whole = (load_file(tmp_path / run / "model.safetensors") for run in ("cut", "whole"))
+    assert cut.keys() == whole.keys() and all(torch.equal(cut[name], whole[name]) for name in cut)
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
