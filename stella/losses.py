@@ -4,13 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stella.model.compiling import compilable
 
+
+@compilable
 def norm_pix(patches: Tensor) -> Tensor:
     """Reconstruction targets normalised per patch [B, K, patch]: what `norm_pix` pre-training predicts."""
     var, mean = torch.var_mean(patches, -1, keepdim=True)  # var unbiased, as MAE has it
     return (patches - mean) / (var + 1e-6).sqrt()
 
 
+@compilable
 def reconstruction(recon: Tensor, target: Tensor) -> Tensor:
     """Eq. recon-loss, one modality: mean squared error over each clip's masked patches [B, Kmask, patch]."""
     return (recon - target).square().mean((1, 2))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ConfigError
+from stella.model.compiling import compilable, has_triton
 
 
 def kappa(length: int, keep_ratio: float) -> int:
@@ -34,11 +35,15 @@ def visible(length: int, mask_ratio: float) -> int:
 def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """How much the other modality attends to each patch (Eq. cross_att_compute, imp_score_cal): [B, Lk], rows sum to 1.
 
-    q [B, H, Lq, d] are the other modality's queries, k [B, H, Lk, d] the keys of the patches scored. Head by head, so
-    that a twelfth of the attention map exists at a time, and in float32 at least, autocast or not: a small β magnifies
-    the rounding of logits. `benchmarks/selection.py` compares the alternatives.
+    q [B, H, Lq, d] are the other modality's queries, k [B, H, Lk, d] the keys of the patches scored. In float32 at
+    least, autocast or not: a small β magnifies the rounding of logits. On a GPU without the map, on a CPU head by head,
+    so that a twelfth of it exists at a time. `benchmarks/selection.py` compares the alternatives.
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
+    if q.is_cuda and has_triton():
+        from stella.model.kernels import attention_column_means
+
+        return attention_column_means(q, k, scale)
     with torch.autocast(q.device.type, enabled=False):
         q, k = _wide(q), _wide(k)
         total = k.new_zeros(k.shape[0], k.shape[2])
@@ -48,6 +53,7 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
         return total / q.shape[1]
 
 
+@compilable
 def weighted_query(q: Tensor, importance: Tensor, kappa: int) -> Tensor:
     """q̂, the mean query of the κ most important patches, weighted by importance (Eq. discriminative_info_gather).
 
@@ -66,6 +72,7 @@ def pair_past(query_past: Tensor, batch: int) -> Tensor:
     return query_past[torch.arange(batch, device=query_past.device) % len(query_past)]
 
 
+@compilable
 def correlation(k: Tensor, query_now: Tensor, query_past: Tensor | None, importance: Tensor, kappa: int) -> Tensor:
     """C [B, L], how far a patch answers to the past rather than to its own pair (Eq. forget_induce_matrix).
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stella import selection
 from stella.errors import ConfigError
+from stella.model.compiling import compilable
 from stella.model.vit import Block, Fusion, chain, init_linear, patchify_a, patchify_v, sincos_2d
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -221,10 +222,12 @@ class CAV(nn.Module):
 
     # ---- encoders
 
+    @compilable
     def embed_a(self, patches: Patches) -> Tensor:  # [B, K, D]
         x: Tensor = self.patch_embed_a(self.input_a(patches))
         return x + self.modality_a + _at(self.pos_embed_a, patches.positions)
 
+    @compilable
     def embed_v(self, patches: Patches) -> Tensor:  # [B, K, D]
         x: Tensor = self.patch_embed_v(self.input_v(patches))
         return x + self.modality_v + _at(self.pos_embed_v, patches.positions)
@@ -267,22 +270,24 @@ class CAV(nn.Module):
 
     def decode_a(self, o_a: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """D: predictions [B, Kmask, patch] at `masked` positions from joint outputs o_a at the `visible` ones."""
-        tokens = _at(self.decoder_pos_embed_a, masked) + self.mask_token_a
-        x = torch.cat([self.decoder_embed(self.norm(o_a)) + _at(self.decoder_pos_embed_a, visible), tokens], 1)
-        patches: Tensor = self.decoder_pred_a(self._decode(x + self.decoder_modality_a, masked.shape[1]))
-        return patches
+        x = self._tokens(o_a, self.decoder_pos_embed_a + self.decoder_modality_a, self.mask_token_a, visible, masked)
+        return self._predictions(chain(self.decoder_blocks, x), self.decoder_pred_a, masked)
 
     def decode_v(self, o_v: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """D for video, as `decode_a`."""
-        tokens = _at(self.decoder_pos_embed_v, masked) + self.mask_token_v
-        x = torch.cat([self.decoder_embed(self.norm(o_v)) + _at(self.decoder_pos_embed_v, visible), tokens], 1)
-        patches: Tensor = self.decoder_pred_v(self._decode(x + self.decoder_modality_v, masked.shape[1]))
-        return patches
+        x = self._tokens(o_v, self.decoder_pos_embed_v + self.decoder_modality_v, self.mask_token_v, visible, masked)
+        return self._predictions(chain(self.decoder_blocks, x), self.decoder_pred_v, masked)
 
-    def _decode(self, x: Tensor, masked: int) -> Tensor:
-        x = chain(self.decoder_blocks, x)
-        hidden: Tensor = self.decoder_norm(x[:, x.shape[1] - masked :])
-        return hidden
+    @compilable
+    def _tokens(self, o: Tensor, positions: Tensor, mask_token: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        """What the decoder starts from, visible patches first: [B, Kvis + Kmask, Ddec]."""
+        seen = self.decoder_embed(self.norm(o)) + _at(positions, visible)
+        return torch.cat([seen, _at(positions, masked) + mask_token], 1)
+
+    @compilable
+    def _predictions(self, x: Tensor, head: nn.Module, masked: Tensor) -> Tensor:
+        patches: Tensor = head(self.decoder_norm(x[:, x.shape[1] - masked.shape[1] :]))
+        return patches
 
     # ---- the two ways through
 

@@ -1,14 +1,13 @@
 """Parts of a vision transformer: pre-norm blocks (exact GELU, fused attention), patches, initial values."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from stella.model.compiling import compilable, lean
 
 
 class Attention(nn.Module):
@@ -37,31 +36,13 @@ class Mlp(nn.Module):
         return out
 
 
+@compilable
+@lean
 def transform(x: Tensor, norm1: nn.Module, attn: nn.Module, norm2: nn.Module, mlp: nn.Module) -> Tensor:
     """What a block does: [B, L, D] -> [B, L, D]."""
     x = x + attn(norm1(x))
     out: Tensor = x + mlp(norm2(x))
     return out
-
-
-_how = transform  # all blocks run through this
-
-
-@contextmanager
-def compiled(on: bool = True) -> Iterator[None]:
-    """Inside, blocks are compiled, once for each shape; blocks of the same sizes share it."""
-    global _how
-    before, _how = _how, _compiled() if on else _how
-    try:
-        yield
-    finally:
-        _how = before
-
-
-@cache
-def _compiled() -> Callable[..., Tensor]:
-    torch._dynamo.config.recompile_limit = 64  # shapes: each modality and both, all patches and some, short batches
-    return torch.compile(transform, dynamic=False, fullgraph=True)
 
 
 class Block(nn.Module):
@@ -76,7 +57,7 @@ class Block(nn.Module):
         return self._with_norms(x, self.norm1, self.norm2)
 
     def _with_norms(self, x: Tensor, norm1: nn.Module, norm2: nn.Module) -> Tensor:
-        return _how(x, norm1, self.attn, norm2, self.mlp)
+        return transform(x, norm1, self.attn, norm2, self.mlp)
 
 
 class FusionBlock(Block):

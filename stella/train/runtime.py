@@ -1,6 +1,5 @@
 """The machine a run is on: device, precision, memory, and the facts that are written beside results."""
 
-import importlib.util
 import os
 import platform
 import resource
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ConfigError
+from stella.model.compiling import has_triton
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
@@ -91,8 +91,10 @@ class Later:
 def runtime(device: str = "auto", precision: Precision = "auto", compile: Compile = "off") -> Runtime:
     """`auto`: a GPU if there is one, in bfloat16 and compiled there, in float32 and as it is on a CPU."""
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
+        chosen = torch.device("cuda", chosen.index or 0)  # as tensors there say
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
     half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")
@@ -105,7 +107,7 @@ def _compiles(device: torch.device, wanted: Compile) -> bool:
         return wanted == "on"
     if device.type != "cuda":
         return False
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         warnings.warn("Triton is not installed: blocks run uncompiled, slower; train.compile=off says so", stacklevel=2)
         return False
     return True

@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.methods.base import Losses, Method
-from stella.model import vit
+from stella.model.compiling import compiled
 from stella.train.config import TrainConfig
 from stella.train.graph import Compute, Graphs
 from stella.train.runtime import Later, Runtime
@@ -99,7 +99,7 @@ class Trainer:
         self.counters.step += 1
         self.counters.clips += sum(len(batch) for batch in batches)
         self._rate.fill_(self._rate_now())
-        with vit.compiled(self.runtime.compile):
+        with compiled(self.runtime.compile):
             finite = self._compute(batches)
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)

@@ -1,0 +1,84 @@
+"""Which parts of a step are compiled: functions marked `compilable` are, inside `with compiled():`, and only there.
+
+Parts, not the whole model: blocks of the same sizes share one compilation, so that it takes seconds for each shape
+where the whole would take minutes. Shapes are static.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch._dynamo
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_on = False
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels can be compiled for a GPU here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@contextmanager
+def compiled(on: bool = True) -> Iterator[None]:
+    """Inside, what is `compilable` is compiled when it is first called with some shapes."""
+    global _on
+    before, _on = _on, on
+    try:
+        yield
+    finally:
+        _on = before
+
+
+def compilable(function: Callable[P, T]) -> Callable[P, T]:
+    @cache
+    def fast() -> Callable[P, T]:
+        # Shapes: each modality and both, all patches and some, with gradient and without, short batches.
+        torch._dynamo.config.recompile_limit = 64
+        return torch.compile(function, dynamic=False, fullgraph=True)
+
+    @wraps(function)
+    def either(*args: P.args, **more: P.kwargs) -> T:
+        return (fast() if _on else function)(*args, **more)
+
+    return either
+
+
+def lean(function: Callable[..., T]) -> Callable[..., T]:
+    """Keep of this function for the backward pass what matrix products and attention gave, and compute the rest again.
+
+    Inside compiled functions alone: there the rest is fused into the kernels that need it.
+    """
+
+    @wraps(function)
+    def either(*args: Any) -> T:
+        if not torch.compiler.is_compiling():
+            return function(*args)
+        choose = partial(create_selective_checkpoint_contexts, _keep)
+        out: T = checkpoint(function, *args, use_reentrant=False, context_fn=choose)
+        return out
+
+    return either
+
+
+_aten = torch.ops.aten
+_KEPT = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _keep(context: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

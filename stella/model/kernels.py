@@ -1,0 +1,74 @@
+"""Kernels of our own, for what no library has: the column means of a softmax attention map that is never made.
+
+Imported where a GPU is used; Triton comes with torch there.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+ROWS, COLUMNS = 128, 64  # of the map, at a time
+
+
+@triton.jit
+def _row_sums(
+    q, k, out, q_b, q_h, q_l, k_b, k_h, k_l, heads, q_len, k_len, scale,
+    dim: tl.constexpr, some_rows: tl.constexpr, some_columns: tl.constexpr,
+):  # fmt: skip
+    """log2 of each row's sum of exponentials, as fused attention finds it: [B·H, Lq]."""
+    at = tl.program_id(1)
+    q += at // heads * q_b + at % heads * q_h
+    k += at // heads * k_b + at % heads * k_h
+    rows, dims = tl.program_id(0) * some_rows + tl.arange(0, some_rows), tl.arange(0, dim)
+    queries = tl.load(q + rows[:, None] * q_l + dims[None], mask=rows[:, None] < q_len, other=0.0)
+    most, total = tl.full([some_rows], -1e30, tl.float32), tl.zeros([some_rows], tl.float32)
+    for start in range(0, k_len, some_columns):
+        columns = start + tl.arange(0, some_columns)
+        keys = tl.load(k + columns[None] * k_l + dims[:, None], mask=columns[None] < k_len, other=0.0)
+        logits = tl.dot(queries, keys, input_precision="ieee") * scale
+        logits = tl.where(columns[None] < k_len, logits, -1e30)
+        higher = tl.maximum(most, tl.max(logits, 1))
+        total = total * tl.exp2(most - higher) + tl.sum(tl.exp2(logits - higher[:, None]), 1)
+        most = higher
+    tl.store(out + at * q_len + rows, most + tl.log2(total), mask=rows < q_len)
+
+
+@triton.jit
+def _column_means(
+    q, k, sums, out, q_b, q_h, q_l, k_b, k_h, k_l, heads, q_len, k_len, scale,
+    dim: tl.constexpr, some_rows: tl.constexpr, some_columns: tl.constexpr,
+):  # fmt: skip
+    """Mean over heads and rows of the map's columns: [B, Lk]."""
+    clip = tl.program_id(1)
+    columns, dims = tl.program_id(0) * some_columns + tl.arange(0, some_columns), tl.arange(0, dim)
+    total = tl.zeros([some_columns], tl.float32)
+    for head in range(heads):
+        at = k + clip * k_b + head * k_h + columns[None] * k_l + dims[:, None]
+        keys = tl.load(at, mask=columns[None] < k_len, other=0.0)
+        for start in range(0, q_len, some_rows):
+            rows = start + tl.arange(0, some_rows)
+            at = q + clip * q_b + head * q_h + rows[:, None] * q_l + dims[None]
+            queries = tl.load(at, mask=rows[:, None] < q_len, other=0.0)
+            row_sum = tl.load(sums + (clip * heads + head) * q_len + rows, mask=rows < q_len, other=float("inf"))
+            logits = tl.dot(queries, keys, input_precision="ieee") * scale
+            total += tl.sum(tl.exp2(logits - row_sum[:, None]), 0)
+    tl.store(out + clip * k_len + columns, total / (q_len * heads), mask=columns < k_len)
+
+
+def attention_column_means(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Mean over heads and queries of softmax(scale · q kᵀ), softmax over keys: [B, H, L, d] each -> float32 [B, Lk].
+
+    Twice the products of half an attention, and no map: products of half-precision inputs are exact in float32.
+    """
+    (batch, heads, q_len, dim), k_len = q.shape, k.shape[2]
+    sums = q.new_empty(batch * heads, q_len, dtype=torch.float32)
+    out = q.new_empty(batch, k_len, dtype=torch.float32)
+    shape = (*q.stride()[:3], *k.stride()[:3], heads, q_len, k_len, scale * LOG2_E)
+    how = {"dim": dim, "some_rows": ROWS, "some_columns": COLUMNS, "num_warps": 4}
+    _row_sums[triton.cdiv(q_len, ROWS), batch * heads](q, k, sums, *shape, **how)
+    _column_means[triton.cdiv(k_len, COLUMNS), batch](q, k, sums, out, *shape, **how)
+    return out
