@@ -10,7 +10,9 @@ from stella.methods import MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV, preset
 from stella.rng import generator
 
-TOY = preset("tiny", image_size=32, spec_frames=128, dim=24, dec_dim=16)  # 8 x 8 audio, 4 x 2 x 2 video patches
+TOY = preset(  # 8 x 8 audio, 4 x 2 x 2 video patches
+    "tiny", image_size=32, spec_frames=128, dim=24, depth=2, fusion_from=1, dec_dim=16, dec_depth=1
+)
 YES = torch.tensor(True)  # the step was taken
 REPLAY = ("er", "derpp", "cls_er", "lump", "esmer", "stella", "stella_plus", "random", "mats")
 ALL_ENTER: dict[str, dict[str, Any]] = {"esmer": {"beta": 1e9}}  # that every clip may enter the memory

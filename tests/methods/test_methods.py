@@ -1,14 +1,10 @@
-"""What all methods promise, and which of them are the same under which conditions."""
+"""Which methods are the same under which conditions; objective, bytes, refusals. (test_contract: what all promise.)"""
 
-import copy
-import dataclasses
-import inspect
 from typing import Any
 
 import pytest
 import torch
 from method_toys import (
-    ALL_ENTER,
     REPLAY,
     TOY,
     YES,
@@ -17,23 +13,16 @@ from method_toys import (
     batches,
     method,
     next_draw,
-    optimiser,
-    step,
     train,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stella import losses
 from stella.clip import Batch
 from stella.config import to_tree
 from stella.errors import ConfigError, StellaError
 from stella.memory import bytes_per_clip
-from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.methods import METHODS, MemoryConfig, ObjectiveConfig, build
 from stella.model.cav import CAV, PRESETS, split_by_noise
-
-every = pytest.mark.parametrize("name", METHODS)
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 # ---- which methods are the same
 
@@ -137,137 +126,7 @@ def test_penalty_is_the_distance_to_what_the_outputs_were(name: str, monkeypatch
     torch.testing.assert_close(part, 0.25 * sum(distances) / 6)
 
 
-# ---- what all promise
-
-
-@every
-def test_works_with_any_batch_and_any_filling(name: str) -> None:
-    """Empty, part-full, full; batches smaller and larger than the memory, and of one clip."""
-    one = method(name, clips=4, **ALL_ENTER.get(name, {}))
-    for parts in train(one, [1, 2, 6, 3, 1, 7]):
-        assert all(torch.tensor(part).isfinite() for part in parts.values())
-    if one.memory is not None:
-        assert (len(one.memory), one.memory.seen) == (4, 20)
-
-
-@every
-def test_total_is_the_sum_of_its_parts_and_teaches_every_parameter(name: str) -> None:
-    one = method(name)
-    train(one, [6, 6])
-    losses = one.loss(batch(6, 12))
-    assert all(part.shape == () for part in losses.parts.values())
-    torch.testing.assert_close(losses.total, sum(losses.parts.values()))
-    one.zero_grad()
-    losses.total.backward()
-    silent = [n for n, p in one.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    assert not silent
-    assert not any(rows.requires_grad for rows in losses.keep.values())
-
-
-@every
-def test_parts_have_the_same_names_whether_the_memory_is_empty_or_not(name: str) -> None:
-    parts = train(method(name), [4, 4])
-    assert list(parts[0]) == list(parts[1])
-
-
-@every
-def test_same_seed_same_weights_and_another_seed_others(name: str) -> None:
-    one, same, other = (method(name, seed=seed) for seed in (1, 1, 2))
-    for m in (one, same, other):
-        train(m, [4, 4, 4])
-    assert_same_weights(one, same)
-    with pytest.raises(AssertionError):
-        assert_same_weights(one, other)
-
-
-@every
-def test_only_its_own_generators_are_drawn_from(name: str) -> None:
-    one = method(name)
-    adam = optimiser(one)
-    before = torch.get_rng_state()
-    for b in batches([4, 4]):
-        step(one, adam, b)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@every
-def test_goes_on_exactly_from_what_a_checkpoint_holds(name: str) -> None:
-    """Weights, optimiser, memory and generators: nothing else carries over from one step to the next."""
-    one, other = method(name, clips=7), method(name, clips=7, seed=9)
-    adam = optimiser(one)
-    for b in batches([4, 4, 4]):
-        step(one, adam, b)
-    other.load_state_dict(one.state_dict())
-    adam_other = optimiser(other)
-    adam_other.load_state_dict(copy.deepcopy(adam.state_dict()))
-    for key, g in one.generators.items():
-        other.generators[key].set_state(g.get_state())
-    if one.memory is not None and other.memory is not None:
-        other.memory.load_state_dict(one.memory.state_dict())
-    for b in batches([4, 3, 4], first=12):
-        assert step(one, adam, b) == step(other, adam_other, b)
-    assert_same_weights(one, other)
-
-
-@every
-def test_ids_change_no_weight(name: str) -> None:
-    one, other = method(name), method(name)
-    train(one, [4, 4, 4])
-    adam = optimiser(other)
-    for b in batches([4, 4, 4]):
-        step(other, adam, dataclasses.replace(b, ids=1000 - b.ids))
-    assert_same_weights(one, other)
-
-
-class NoWaiting(TorchDispatchMode):
-    """Fails on what makes the host wait for values of a device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
-        return func(*args, **(kwargs or {}))
-
-
-@every
-def test_loss_reads_no_value(name: str) -> None:
-    one = method(name)
-    train(one, [4, 4])
-    with NoWaiting():
-        one.loss(batch(4, 8))
-
-
-@cuda
-@pytest.mark.parametrize("where", ["cpu", "model"])
-@every
-def test_loss_never_waits_for_the_gpu(name: str, where: Any) -> None:
-    torch.manual_seed(0)
-    memory = MemoryConfig(clips=10, device=where)
-    one = build(name, CAV(TOY).cuda(), ALL_ENTER.get(name, {}), ObjectiveConfig(), memory, 0)
-    for b in batches([4, 4, 4, 4]):
-        there = b.to("cuda")
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            with torch.autocast("cuda", torch.bfloat16):
-                losses = one.loss(there)
-            losses.total.backward()
-            if where == "model":
-                one.after_step(there, losses, YES.cuda())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        if where == "cpu":
-            one.after_step(there, losses, YES.cuda())
-        assert losses.total.isfinite()
-    if one.memory is not None:
-        assert len(one.memory) == 10
-
-
-@every
-def test_says_what_it_is(name: str) -> None:
-    cls = METHODS[name]
-    assert cls.summary and "\n" not in cls.summary
-    assert cls.citation
-    assert issubclass(cls, Method) and not inspect.isabstract(cls)
-    assert dataclasses.is_dataclass(cls.Config)
+# ---- the paper's values
 
 
 def test_paper_values_are_the_defaults() -> None:

@@ -1,0 +1,386 @@
+"""What every method of the registry promises, and with them the example of docs/methods.md.
+
+A new method needs no line here. First on scenes, through stream and trainer; then on toys, step by step.
+"""
+
+import copy
+import dataclasses
+import importlib.util
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from method_toys import ALL_ENTER, TOY, YES, assert_same_weights, batch, batches, method, optimiser, step, train
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten_with_path
+
+from stella.clip import Batch, Clip, Labels
+from stella.data.scenes import Scenes
+from stella.data.stream import Stream, StreamConfig
+from stella.memory import ID, bytes_per_clip
+from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.model.cav import CAV, Split, split_by_noise
+from stella.report.methods import hyper_parameters
+from stella.train.config import TrainConfig
+from stella.train.runtime import runtime
+from stella.train.trainer import Trainer
+
+DOCS = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+[EXAMPLE] = re.findall(r"```python\n(.+?)```", DOCS, re.S)
+[(EXAMPLE_NAME, EXAMPLE_CLASS)] = re.findall(r'^    "(\w+)": (\w+),$', DOCS, re.M)
+NO = torch.tensor(False)
+
+every = pytest.mark.parametrize("name", [*METHODS, EXAMPLE_NAME])
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The example as a file and an entry, as the page tells its reader."""
+    file = tmp_path_factory.mktemp("example") / f"{EXAMPLE_NAME}.py"
+    file.write_text(EXAMPLE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(EXAMPLE_NAME, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, EXAMPLE_NAME, module)
+        spec.loader.exec_module(module)
+        patch.setitem(METHODS, EXAMPLE_NAME, getattr(module, EXAMPLE_CLASS))
+        yield
+
+
+# ---- what it says of itself
+
+
+@every
+def test_says_what_it_is(name: str) -> None:
+    cls = METHODS[name]
+    assert issubclass(cls, Method) and not inspect.isabstract(cls)
+    for said in (cls.title, cls.summary, cls.citation, cls.cost):
+        assert said and "\n" not in said
+    assert [other.title for other in METHODS.values()].count(cls.title) == 1
+    assert dataclasses.is_dataclass(cls.Config) and cls.Config() == cls.Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cls.Config().anything = 1
+
+
+def test_the_order_is_the_papers() -> None:
+    paper = ["Finetune", "ER", "MIR", "DER++", "GMED", "CLS-ER", "LUMP", "ESMER", "STELLA", "STELLA+", "Multitask"]
+    assert [cls.title for cls in METHODS.values() if cls.title in paper] == paper
+
+
+def test_the_documentation_tells_of_them_as_they_are() -> None:
+    table = DOCS.partition("## The methods")[2].partition("## A new one")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 14
+    for name, title, parameters, citation in rows:
+        cls = METHODS[name.strip("`")]
+        told = ", ".join(f"{field}={default}" for field, default, _, _ in hyper_parameters(cls.Config)) or "–"
+        assert [title, parameters, citation] == [cls.title, told, cls.citation]
+    assert len(EXAMPLE.splitlines()) < 60
+
+
+# ---- on scenes
+
+
+class Told:
+    """Clips, which may claim to be of a task and class that are not theirs."""
+
+    def __init__(self, clips: list[Clip], claim: str | None = None) -> None:
+        self.clips, self.claim = clips, claim
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Clip:
+        clip = self.clips[index]
+        return dataclasses.replace(clip, labels=Labels(self.claim, self.claim)) if self.claim else clip
+
+
+@cache
+def scenes(task: str, clips: int, split: str = "train") -> list[Clip]:
+    source = Scenes(task, split, clips)
+    return [source[index] for index in range(clips)]
+
+
+SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
+HALF = 11  # steps, in the middle of an epoch and of the first task
+
+
+def trainer(name: str, tasks: list[tuple[str, Told]] | None = None, seed: int = 0) -> Trainer:
+    """Two tasks of four epochs, each of three batches and a short one: 32 steps."""
+    tasks = tasks or [("task1", Told(scenes("task1", 22))), ("task2", Told(scenes("task2", 23)))]
+    stream = Stream(tasks, StreamConfig(batch_size=6, epochs=4, **SHAPES))
+    return Trainer(method(name, clips=10, seed=seed), stream, TrainConfig(lr=1e-3), runtime("cpu"))
+
+
+def advance(trainer: Trainer, steps: int = 100) -> list[dict[str, float]]:
+    """The parts of the loss of so many steps, or of those that are left."""
+    parts = []
+    while len(parts) < steps and trainer.advance():
+        parts.append(trainer.meter.read())
+    return parts
+
+
+@dataclasses.dataclass
+class Trained:
+    parts: list[dict[str, float]]
+    half: bytes  # a checkpoint
+    end: dict[str, Any]  # the last state
+    before: float  # held-out clips' reconstruction
+    after: float
+
+
+@pytest.fixture(scope="module")
+def trained() -> Callable[[str], Trained]:
+    @cache
+    def run(name: str) -> Trained:
+        one = trainer(name)
+        before = held_out(one.method)
+        parts = advance(one, HALF)
+        file = io.BytesIO()
+        torch.save(one.state_dict(), file)
+        parts += advance(one)
+        return Trained(parts, file.getvalue(), one.state_dict(), before, held_out(one.method))
+
+    return run
+
+
+@torch.no_grad()
+def held_out(method: Method) -> float:
+    """How well the model to be evaluated reconstructs clips that it never saw, always with the same masks."""
+    clips = Told(scenes("task1", 8, "eval"))
+    [seen] = Stream([("", clips)], StreamConfig(batch_size=8, augment=False, shuffle=False, **SHAPES))
+    model, g = method.eval_model, torch.Generator().manual_seed(0)
+
+    def split(length: int) -> Split:
+        return split_by_noise(torch.rand(8, length, generator=g), length // 5)
+
+    splits = split(TOY.patches_a), split(TOY.patches_v)
+    parts = method.parts(model.pretrain(model.patches_a(seen.audio), model.patches_v(seen.video), *splits))
+    return float(parts["recon_a"] + parts["recon_v"])
+
+
+@every
+def test_learns(name: str, trained: Callable[[str], Trained]) -> None:
+    """What all objectives have in common falls while training, and on clips that were never seen."""
+    one = trained(name)
+    assert len(one.parts) == 32
+    recon = [parts["recon_a"] + parts["recon_v"] for parts in one.parts]
+    assert sum(recon[-8:]) < 0.95 * sum(recon[:8])
+    assert one.after < 0.99 * one.before  # moving averages are slow
+
+
+@every
+def test_goes_on_exactly_from_a_checkpoint(name: str, trained: Callable[[str], Trained]) -> None:
+    """Weights, moving averages, optimiser, memory and generators: nothing else carries over to the next step."""
+    one, other = trained(name), trainer(name, seed=9)
+    other.load_state_dict(torch.load(io.BytesIO(one.half), weights_only=True))
+    assert advance(other) == one.parts[HALF:]
+    assert_equal(other.state_dict(), one.end)
+
+
+@every
+def test_never_sees_a_task(name: str, trained: Callable[[str], Trained]) -> None:
+    """Names and labels permuted and renamed: no bit changes. (A batch has no field for them.)"""
+    assert [field.name for field in dataclasses.fields(Batch)] == ["video", "audio", "ids"]
+    lies = [("task2", Told(scenes("task1", 22), "bells")), ("task1", Told(scenes("task2", 23), "task1"))]
+    other = trainer(name, lies)
+    assert advance(other, HALF) == trained(name).parts[:HALF]
+    ours, theirs = other.state_dict(), torch.load(io.BytesIO(trained(name).half), weights_only=True)
+    for what in ("method", "memory", "optimizer", "generators"):
+        assert_equal(ours[what], theirs[what])
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Trees, to the last bit."""
+    a, b = dict(tree_flatten_with_path(ours)[0]), dict(tree_flatten_with_path(theirs)[0])
+    assert a.keys() == b.keys()
+    for path, leaf in a.items():
+        assert torch.equal(leaf, b[path]) if isinstance(leaf, Tensor) else leaf == b[path], path
+
+
+# ---- on toys
+
+
+@every
+def test_works_with_any_batch_and_any_filling(name: str) -> None:
+    """Empty, part-full, full; batches smaller and larger than the memory, and of one clip."""
+    one = method(name, clips=4, **ALL_ENTER.get(name, {}))
+    for parts in train(one, [1, 2, 6, 3, 1, 7]):
+        assert all(torch.tensor(part).isfinite() for part in parts.values())
+    if one.memory is not None:
+        assert (len(one.memory), one.memory.seen) == (4, 20)
+
+
+@every
+def test_a_memory_of_no_clips_stays_empty(name: str) -> None:
+    one = method(name, clips=0)
+    train(one, [4, 1])
+    assert one.memory is None or len(one.memory) == 0
+
+
+@every
+def test_stores_what_it_says(name: str) -> None:
+    """Columns, bytes, and the clips themselves, each in one row with all that belongs to it."""
+    one = method(name, clips=20)
+    declared = one.columns(TOY, one.config)
+    if declared is None or one.memory is None:
+        assert declared is None and one.memory is None
+        return
+    clips = batch(6)
+    losses = one.loss(clips)
+    one.after_step(clips, losses, YES)
+    rows = one.memory.state_dict()["rows"]
+    assert {key: (r.dtype, r.shape[1:]) for key, r in rows.items()} == {
+        key: (column.dtype, column.shape) for key, column in (ID | declared).items()
+    }
+    assert sum(r.nbytes for r in rows.values()) == 6 * bytes_per_clip(declared) == 6 * one.memory.bytes_per_clip
+    assert one.memory.bytes == 20 * one.memory.bytes_per_clip
+    assert sorted(rows["id"].tolist()) == clips.ids.tolist()
+    for key in declared:
+        assert torch.equal(rows[key], losses.keep[key][rows["id"]].to(rows[key].dtype)), key
+    video, audio = clips.video[rows["id"]], clips.audio[rows["id"]].half()
+    if "video" in rows:
+        assert torch.equal(rows["video"], video) and torch.equal(rows["audio"], audio)
+    else:  # parts of clips, with their places
+        for kept, whole in (("v", one.model.patches_v(video)), ("a", one.model.patches_a(audio))):
+            chosen = whole.take(rows[f"positions_{kept}"].long())
+            assert torch.equal(rows[f"patches_{kept}"], chosen.values.to(rows[f"patches_{kept}"].dtype))
+
+
+@every
+def test_a_step_that_is_left_out_changes_nothing(name: str) -> None:
+    one = method(name, clips=7, **ALL_ENTER.get(name, {}))
+    train(one, [4, 4])
+    before = copy.deepcopy(state(one))
+    one.after_step(batch(4, 8), one.loss(batch(4, 8)), NO)
+    assert_equal(state(one), before)
+    one.after_step(batch(4, 8), one.loss(batch(4, 8)), YES)
+    if one.memory is not None:
+        assert one.memory.seen == before["seen"] + 4
+
+
+def state(one: Method) -> dict[str, Any]:
+    """All that steps change, the random generators apart."""
+    memory = one.memory.state_dict() if one.memory is not None else {"rows": None, "seen": 0}
+    return {"method": one.state_dict(), "rows": memory["rows"], "seen": memory["seen"]}
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said when oneDNN's switches are read
+@every
+def test_stays_finite_in_bfloat16(name: str) -> None:
+    """With a black and silent clip among the others. oneDNN's products need instructions that not all CPUs have."""
+    one = method(name, clips=6)
+    adam = optimiser(one)
+    with torch.backends.mkldnn.flags(enabled=False):
+        for clips in batches([4, 4, 4, 2]):
+            clips.video[0], clips.audio[0] = 0, 0.0
+            with torch.autocast("cpu", torch.bfloat16):
+                losses = one.loss(clips)
+            adam.zero_grad()
+            losses.total.backward()
+            adam.step()
+            one.after_step(clips, losses, YES)
+            assert all(part.isfinite() for part in losses.parts.values())
+    assert all(p.isfinite().all() for p in one.parameters())  # each step's gradients were finite, then
+    if one.memory is not None:
+        assert all(rows.isfinite().all() for rows in one.memory.state_dict()["rows"].values())
+
+
+@every
+def test_total_is_the_sum_of_its_parts_and_teaches_every_parameter(name: str) -> None:
+    one = method(name)
+    train(one, [6, 6])
+    losses = one.loss(batch(6, 12))
+    assert all(part.shape == () for part in losses.parts.values())
+    torch.testing.assert_close(losses.total, sum(losses.parts.values()))
+    one.zero_grad()
+    losses.total.backward()
+    silent = [n for n, p in one.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    assert not silent
+    assert not any(rows.requires_grad for rows in losses.keep.values())
+
+
+@every
+def test_parts_have_the_same_names_whether_the_memory_is_empty_or_not(name: str) -> None:
+    parts = train(method(name), [4, 4])
+    assert list(parts[0]) == list(parts[1])
+
+
+@every
+def test_same_seed_same_weights_and_another_seed_others(name: str) -> None:
+    one, same, other = (method(name, seed=seed) for seed in (1, 1, 2))
+    for m in (one, same, other):
+        train(m, [4, 4, 4])
+    assert_same_weights(one, same)
+    with pytest.raises(AssertionError):
+        assert_same_weights(one, other)
+
+
+@every
+def test_only_its_own_generators_are_drawn_from(name: str) -> None:
+    one = method(name)
+    before = torch.get_rng_state()
+    train(one, [4, 4])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@every
+def test_ids_change_no_weight(name: str) -> None:
+    one, other = method(name), method(name)
+    train(one, [4, 4, 4])
+    adam = optimiser(other)
+    for b in batches([4, 4, 4]):
+        step(other, adam, dataclasses.replace(b, ids=1000 - b.ids))
+    assert_same_weights(one, other)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on what makes the host wait for values of a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
+        return func(*args, **(kwargs or {}))
+
+
+@every
+def test_loss_reads_no_value(name: str) -> None:
+    one = method(name)
+    train(one, [4, 4])
+    with NoWaiting():
+        one.loss(batch(4, 8))
+
+
+@cuda
+@pytest.mark.parametrize("where", ["cpu", "model"])
+@every
+def test_never_waits_for_the_gpu(name: str, where: Any) -> None:
+    torch.manual_seed(0)
+    memory = MemoryConfig(clips=10, device=where)
+    one = build(name, CAV(TOY).cuda(), ALL_ENTER.get(name, {}), ObjectiveConfig(), memory, 0)
+    for b in batches([4, 4, 4, 4]):
+        there, taken = b.to("cuda"), YES.cuda()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                losses = one.loss(there)
+            losses.total.backward()
+            if where == "model":
+                one.after_step(there, losses, taken)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if where == "cpu":
+            one.after_step(there, losses, taken)
+        assert losses.total.isfinite()
+    if one.memory is not None:
+        assert len(one.memory) == 10
