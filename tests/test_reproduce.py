@@ -2,8 +2,10 @@
 
 import csv
 import io
+import json
 import re
 from math import isnan
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -208,6 +210,28 @@ def test_a_miniature_runs_apart_and_is_put_together(tmp_path: Path) -> None:
         "shuffled/", "table1/shuffled/"
     )
     assert len(read_results(tmp_path / "results.csv", runs("table1"))[0]["shuffled/er"]) == 1
+
+
+def test_processes_side_by_side_share_a_folder(tmp_path: Path) -> None:
+    """Each collects and shows when it ends, at the same moment."""
+    run = tmp_path / "original" / "er" / "seed-0"
+    run.mkdir(parents=True)
+    figures = {way: {k: {"A": 1.0, "F": None} for k in ("1", "5", "10")} for way in WAYS}
+    (run / "config.json").write_text('{"method": "er", "seed": 0}')
+    (run / "environment.json").write_text('{"gpu": "G", "commit": "c", "changed_files": 0}')
+    (run / "metrics.jsonl").write_text(json.dumps({"kind": "end", "A": 1.0, "F": None, "clips": 1, **figures}) + "\n")
+
+    def again_and_again() -> None:
+        for _ in range(60):
+            show("table1", collect(tmp_path), Console(file=io.StringIO()))
+
+    several = [get_context("fork").Process(target=again_and_again) for _ in range(3)]
+    for process in several:
+        process.start()
+    for process in several:
+        process.join()
+    assert [process.exitcode for process in several] == [0, 0, 0]
+    assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("original/er,er,0,1.0,,1.0,,")
 
 
 def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:

@@ -81,8 +81,9 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     console.print(terminal(sheets))
     if unknown:
         console.print(f"Not in this table: {', '.join(unknown)}", highlight=False)
-    write_text(results.with_name("reproduce.md"), markdown(name, sheets))
-    console.print(f"{results}  and  {results.with_name('reproduce.md')}", highlight=False)
+    page = results.with_name("reproduce.md")
+    page.write_text(markdown(name, sheets), encoding="utf-8")  # at once: processes side by side would share a .tmp
+    console.print(f"{results}  and  {page}", highlight=False)
 
 
 def _train(configs: dict[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console) -> int:
