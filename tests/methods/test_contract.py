@@ -206,9 +206,11 @@ def test_a_step_that_is_left_out_changes_nothing(name: str) -> None:
     one = method(name, clips=7, **ALL_ENTER.get(name, {}))
     train(one, [4, 4])
     before = copy.deepcopy(state(one))
-    one.after_step(batch(4, 8), one.loss(batch(4, 8)), NO)
+    losses = one.loss(batch(4, 8))
+    for _ in range(20):  # some of what may follow a step follows by chance
+        one.after_step(batch(4, 8), losses, NO)
     assert_equal(state(one), before)
-    one.after_step(batch(4, 8), one.loss(batch(4, 8)), YES)
+    one.after_step(batch(4, 8), losses, YES)
     if one.memory is not None:
         assert one.memory.seen == before["seen"] + 4
 
