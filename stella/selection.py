@@ -41,9 +41,10 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
     if q.is_cuda and has_triton():
-        from stella.model.kernels import attention_column_means
+        from stella.model import kernels
 
-        return attention_column_means(q, k, scale)
+        if kernels.fits(q.shape[-1]):
+            return kernels.attention_column_means(q, k, scale)
     with torch.autocast(q.device.type, enabled=False):
         q, k = _wide(q), _wide(k)
         total = k.new_zeros(k.shape[0], k.shape[2])

@@ -37,7 +37,7 @@ from stella.methods.base import (
     output_rows,
     penalty,
 )
-from stella.model.avm import AVM, Scored, draw_pairs, match, score
+from stella.model.avm import AVM, Scored, Scoring, draw_pairs, match, score
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.rng import generator
 
@@ -53,6 +53,9 @@ class STELLAConfig:
     keep_ratio_v: float | None = None
     chunk: int = 4  # L_c, time steps of patches
     avm_heads: int | None = None  # none: as many as the model has
+    score_depth: int | None = None
+    score_every: int = 1
+    score_frames: int = 1
     audio: Literal["time", "frequency", "free"] = "time"
     importance: bool = True  # false: unpruned patches are drawn uniformly ("RCA only")
     correlation: bool = True  # false: no patch is pruned ("LPIS only")
@@ -132,7 +135,8 @@ class STELLA(Method):
     def loss(self, batch: Batch) -> Losses:
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
         drawn = self.draw(batch)
-        scored = score(self.model, self.avm, a, v)
+        c = self.config
+        scored = score(self.model, self.avm, a, v, Scoring(c.score_depth, c.score_every, c.score_frames))
         scores = self.scores(scored, drawn)
         kept_a, kept_v = self.choose(a, v, scores, drawn)
         out = self.pretrain(kept_a, kept_v)

@@ -75,15 +75,51 @@ class Scored:
     x_v: Tensor  # [B, Lv, D]
     o_a: Tensor  # [B, La, D] joint fusion outputs
     o_v: Tensor  # [B, Lv, D]
-    qk: QueriesKeys
+    positions_a: Tensor  # [B, La]
+    positions_v: Tensor  # [B, Lv]
+    qk: QueriesKeys  # of all patches
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How much of a clip scoring looks at: a patch that it leaves out has its neighbour's query and key."""
+
+    depth: int | None = None  # encoder blocks; none: all
+    every: int = 1  # of so many neighbouring patches one is scored (mel bins of a time step, columns of a frame)
+    frames: int = 1  # of so many frames one is scored
 
 
 @torch.no_grad()
-def score(model: CAV, avm: AVM, a: Patches, v: Patches) -> Scored:
+def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = Scoring()) -> Scored:
     """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
-    x_a, x_v = model.encode_a(a), model.encode_v(v)
-    o_a, o_v = model.fuse_joint(x_a, x_v)
-    return Scored(x_a, x_v, o_a, o_v, avm.project(o_a, o_v))
+    a, stands_a = _thin(a, how.every, 1, 1)
+    v, stands_v = _thin(v, how.every, how.frames, model.config.frames)
+    x_a, x_v = model.encode_a(a, how.depth), model.encode_v(v, how.depth)
+    o_a, o_v = model.fuse_joint(x_a, x_v, a.positions, v.positions)
+    qk = avm.project(o_a, o_v)
+    if stands_a is not None or stands_v is not None:
+        qk = QueriesKeys(
+            _spread(qk.q_a, stands_a), _spread(qk.k_a, stands_a), _spread(qk.q_v, stands_v), _spread(qk.k_v, stands_v)
+        )
+    return Scored(x_a, x_v, o_a, o_v, a.positions, v.positions, qk)
+
+
+def _thin(patches: Patches, every: int, frame_every: int, frames: int) -> tuple[Patches, Tensor | None]:
+    """The patches to look at, and for each of all which of these stands for it."""
+    if every == frame_every == 1:
+        return patches, None
+    batch, length = patches.positions.shape
+    all_ = torch.arange(length, device=patches.positions.device)
+    in_frame = length // frames
+    kept = (all_ % every == 0) & (all_ // in_frame % frame_every == 0)
+    n = length // every // frame_every
+    index = torch.sort(torch.where(kept, all_, length)).values[:n]
+    stands = all_ // in_frame // frame_every * (in_frame // every) + all_ % in_frame // every
+    return patches.take(index.expand(batch, -1)), stands
+
+
+def _spread(x: Tensor, stands: Tensor | None) -> Tensor:
+    return x if stands is None else x.index_select(2, stands)
 
 
 @dataclass(frozen=True)
@@ -118,7 +154,12 @@ class Matching:
 def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
     """Matched pairs take their fusion outputs as scored; only the mismatched half goes through fusion again."""
     with torch.no_grad():
-        wrong_a, wrong_v = model.fuse_joint(scored.x_a[pairs.audio], scored.x_v[pairs.video])
+        wrong_a, wrong_v = model.fuse_joint(
+            scored.x_a[pairs.audio],
+            scored.x_v[pairs.video],
+            scored.positions_a[pairs.audio],
+            scored.positions_v[pairs.video],
+        )
         o_a = torch.cat([scored.o_a[pairs.matched], wrong_a])  # [B, La, D]
         o_v = torch.cat([scored.o_v[pairs.matched], wrong_v])  # [B, Lv, D]
     labels = o_a.new_zeros(len(o_a))

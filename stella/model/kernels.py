@@ -21,14 +21,13 @@ def _row_sums(
 ):  # fmt: skip
     """log2 of each row's sum of exponentials, as fused attention finds it: [B·H, Lq]."""
     at = tl.program_id(1)
-    q += at // heads * q_b + at % heads * q_h
-    k += at // heads * k_b + at % heads * k_h
+    q_head, k_head = q + at // heads * q_b + at % heads * q_h, k + at // heads * k_b + at % heads * k_h
     rows, dims = tl.program_id(0) * some_rows + tl.arange(0, some_rows), tl.arange(0, dim)
-    queries = tl.load(q + rows[:, None] * q_l + dims[None], mask=rows[:, None] < q_len, other=0.0)
+    queries = tl.load(q_head + rows[:, None] * q_l + dims[None], mask=rows[:, None] < q_len, other=0.0)
     most, total = tl.full([some_rows], -1e30, tl.float32), tl.zeros([some_rows], tl.float32)
     for start in range(0, k_len, some_columns):
         columns = start + tl.arange(0, some_columns)
-        keys = tl.load(k + columns[None] * k_l + dims[:, None], mask=columns[None] < k_len, other=0.0)
+        keys = tl.load(k_head + columns[None] * k_l + dims[:, None], mask=columns[None] < k_len, other=0.0)
         logits = tl.dot(queries, keys, input_precision="ieee") * scale
         logits = tl.where(columns[None] < k_len, logits, -1e30)
         higher = tl.maximum(most, tl.max(logits, 1))
@@ -47,16 +46,20 @@ def _column_means(
     columns, dims = tl.program_id(0) * some_columns + tl.arange(0, some_columns), tl.arange(0, dim)
     total = tl.zeros([some_columns], tl.float32)
     for head in range(heads):
-        at = k + clip * k_b + head * k_h + columns[None] * k_l + dims[:, None]
-        keys = tl.load(at, mask=columns[None] < k_len, other=0.0)
+        k_head, q_head = k + clip * k_b + head * k_h, q + clip * q_b + head * q_h
+        keys = tl.load(k_head + columns[None] * k_l + dims[:, None], mask=columns[None] < k_len, other=0.0)
         for start in range(0, q_len, some_rows):
             rows = start + tl.arange(0, some_rows)
-            at = q + clip * q_b + head * q_h + rows[:, None] * q_l + dims[None]
-            queries = tl.load(at, mask=rows[:, None] < q_len, other=0.0)
+            queries = tl.load(q_head + rows[:, None] * q_l + dims[None], mask=rows[:, None] < q_len, other=0.0)
             row_sum = tl.load(sums + (clip * heads + head) * q_len + rows, mask=rows < q_len, other=float("inf"))
             logits = tl.dot(queries, keys, input_precision="ieee") * scale
             total += tl.sum(tl.exp2(logits - row_sum[:, None]), 0)
     tl.store(out + clip * k_len + columns, total / (q_len * heads), mask=columns < k_len)
+
+
+def fits(dim: int) -> bool:
+    """Whether heads of this size can be multiplied in one piece."""
+    return dim in (16, 32, 64, 128)
 
 
 def attention_column_means(q: Tensor, k: Tensor, scale: float) -> Tensor:
