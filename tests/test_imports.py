@@ -21,7 +21,8 @@ class Absent(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 import stella
 for module in pkgutil.walk_packages(stella.__path__, "stella."):
-    importlib.import_module(module.name)
+    if module.name != "stella.model.kernels":  # Triton, which comes with torch where there is a GPU
+        importlib.import_module(module.name)
 
 import torch
 from stella.data.scenes import Scenes

@@ -89,8 +89,11 @@ class Scoring:
     frames: int = 1  # of so many frames one is scored
 
 
+ALL = Scoring()
+
+
 @torch.no_grad()
-def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = Scoring()) -> Scored:
+def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> Scored:
     """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
     a, stands_a = _thin(a, how.every, 1, 1)
     v, stands_v = _thin(v, how.every, how.frames, model.config.frames)
