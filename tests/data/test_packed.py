@@ -81,7 +81,7 @@ def close(ours: Clip, theirs: Clip, samples: int = 4080) -> bool:
     """The same clip, its sound rounded to sixteen bits and cut to what filterbanks look at."""
     cut = theirs.audio[:samples]
     same = torch.equal(ours.video, theirs.video) and ours.audio.shape == cut.shape
-    return same and (ours.audio - cut).abs().max().item() <= 1 / 32768
+    return same and (ours.audio - cut).abs()[cut < 0.9999].max().item() <= 0.501 / 32768
 
 
 def test_what_was_packed_is_read_back(tmp_path: Path) -> None:
@@ -151,6 +151,9 @@ def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
     for index in range(9):
         source.expect([index])
     assert len(source._ahead) == AHEAD
+    reading = list(source._ahead.values())
+    source.expect([8])  # once more: it is being read already
+    assert list(source._ahead.values()) == reading
     assert torch.equal(source.tensors([0])[0][0], source[0].video)
 
 
@@ -332,8 +335,9 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
         packed(tmp_path / "p", Dying(12))
     assert not (tmp_path / "p").exists() and not (tmp_path / "p.tmp").exists()
     (tmp_path / "p.tmp").mkdir()
-    (tmp_path / "p.tmp" / "frames.u8").write_bytes(b"left by a kill")
-    assert len(packed(tmp_path / "p", Videos(3))) == 3
+    for name in ("clips.json", "frames.u8", "skipped.jsonl"):  # left by a kill
+        (tmp_path / "p.tmp" / name).write_text('{"id": 0, "path": "", "reason": "old", "remedy": ""}')
+    assert len(packed(tmp_path / "p", Videos(3))) == 3 and not (tmp_path / "p" / "skipped.jsonl").exists()
     with pytest.raises(StellaError, match=r"p exists already; delete it"):
         packed(tmp_path / "p", Videos(3))
 
@@ -355,10 +359,11 @@ def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
     whole = join([first, second])
     assert isinstance(whole, ArraySource) and isinstance(first, ArraySource) and len(whole) == 5
     whole.expect([3, 1])
+    assert list(source._ahead) == [(torch.device("cpu"), 2, 0)]
     assert torch.equal(whole.tensors([3, 1])[0], torch.stack([source[2].video, source[0].video]))
-    assert whole.lengths([4]).item() == len(source[8].audio) and whole[0].id == source[5].id
-    other = part(packed(tmp_path / "q", Videos(2)), [0])
-    assert [join([first, other])[i].id for i in (0, 3)] == [source[5].id, "None/0"]
+    assert whole.lengths([3]).item() == len(source[2].audio) and whole[0].id == source[5].id
+    other = part(packed(tmp_path / "q", Videos(2, "q")), [0])
+    assert [join([first, other])[i].id for i in (0, 3)] == [source[5].id, "q/0"]
 
 
 def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path) -> None:
