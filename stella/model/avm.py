@@ -75,8 +75,8 @@ class Scored:
     x_v: Tensor  # [B, Lv, D]
     o_a: Tensor  # [B, La, D] joint fusion outputs
     o_v: Tensor  # [B, Lv, D]
-    positions_a: Tensor  # [B, La]
-    positions_v: Tensor  # [B, Lv]
+    positions_a: Tensor | None  # [La] of the patches looked at; None: all
+    positions_v: Tensor | None  # [Lv]
     qk: QueriesKeys  # of all patches
 
 
@@ -95,22 +95,24 @@ ALL = Scoring()
 @torch.no_grad()
 def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> Scored:
     """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
-    a, stands_a = _thin(a, how.every, 1, 1)
-    v, stands_v = _thin(v, how.every, how.frames, model.config.frames)
+    a, at_a, stands_a = _thin(a, how.every, 1, 1)
+    v, at_v, stands_v = _thin(v, how.every, how.frames, model.config.frames)
     x_a, x_v = model.encode_a(a, how.depth), model.encode_v(v, how.depth)
-    o_a, o_v = model.fuse_joint(x_a, x_v, a.positions, v.positions)
+    o_a, o_v = model.fuse_joint(x_a, x_v, at_a, at_v)
     qk = avm.project(o_a, o_v)
-    if stands_a is not None or stands_v is not None:
-        qk = QueriesKeys(
-            _spread(qk.q_a, stands_a), _spread(qk.k_a, stands_a), _spread(qk.q_v, stands_v), _spread(qk.k_v, stands_v)
-        )
-    return Scored(x_a, x_v, o_a, o_v, a.positions, v.positions, qk)
+    q_a, k_a, q_v, k_v = (
+        _spread(qk.q_a, stands_a),
+        _spread(qk.k_a, stands_a),
+        _spread(qk.q_v, stands_v),
+        _spread(qk.k_v, stands_v),
+    )
+    return Scored(x_a, x_v, o_a, o_v, at_a, at_v, QueriesKeys(q_a, k_a, q_v, k_v))
 
 
-def _thin(patches: Patches, every: int, frame_every: int, frames: int) -> tuple[Patches, Tensor | None]:
+def _thin(patches: Patches, every: int, frame_every: int, frames: int) -> tuple[Patches, Tensor | None, Tensor | None]:
     """The patches to look at, and for each of all which of these stands for it."""
     if every == frame_every == 1:
-        return patches, None
+        return patches, None, None
     batch, length = patches.positions.shape
     all_ = torch.arange(length, device=patches.positions.device)
     in_frame = length // frames
@@ -118,7 +120,7 @@ def _thin(patches: Patches, every: int, frame_every: int, frames: int) -> tuple[
     n = length // every // frame_every
     index = torch.sort(torch.where(kept, all_, length)).values[:n]
     stands = all_ // in_frame // frame_every * (in_frame // every) + all_ % in_frame // every
-    return patches.take(index.expand(batch, -1)), stands
+    return patches.take(index.expand(batch, -1)), index, stands
 
 
 def _spread(x: Tensor, stands: Tensor | None) -> Tensor:
@@ -157,12 +159,8 @@ class Matching:
 def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
     """Matched pairs take their fusion outputs as scored; only the mismatched half goes through fusion again."""
     with torch.no_grad():
-        wrong_a, wrong_v = model.fuse_joint(
-            scored.x_a[pairs.audio],
-            scored.x_v[pairs.video],
-            scored.positions_a[pairs.audio],
-            scored.positions_v[pairs.video],
-        )
+        x_a, x_v = scored.x_a[pairs.audio], scored.x_v[pairs.video]
+        wrong_a, wrong_v = model.fuse_joint(x_a, x_v, scored.positions_a, scored.positions_v)
         o_a = torch.cat([scored.o_a[pairs.matched], wrong_a])  # [B, La, D]
         o_v = torch.cat([scored.o_v[pairs.matched], wrong_v])  # [B, Lv, D]
     labels = o_a.new_zeros(len(o_a))
