@@ -4,16 +4,23 @@ A row is one method at one batch size in a process of its own: steps through the
 clips that lie on the device, with a memory that is being filled. What is reported is the median of steady steps.
 """
 
+import csv
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from stella.clip import Batch
@@ -31,6 +38,7 @@ WARM_UPS = 12  # steps until every method's shapes have settled, and are compile
 
 @dataclass(frozen=True)
 class Row:
+    name: str
     method: str
     batch: int
     clips_per_second: float
@@ -71,27 +79,39 @@ class Synthetic:
         return self._batches[self._given % len(self._batches)]
 
 
-def measure(config: RunConfig, steps: int = 20, stream: Stream | None = None) -> Row:
-    """Train `steps` steady steps as configured (sizes from `config.model`), in this process."""
+def measure(
+    config: RunConfig,
+    steps: int = 20,
+    stream: Stream | None = None,
+    alone: AbstractContextManager[Any] | None = None,
+) -> Row:
+    """Train `steps` steady steps as configured (sizes from `config.model`), in this process.
+
+    Inside `alone` all is compiled and times are taken: processes that start together can wait for their turn there.
+    """
     began = time.perf_counter()
     trainer = _trainer(config, stream)
     machine, size = trainer.runtime, config.stream.batch_size
     _advance(trainer, WARM_UPS)
     started = time.perf_counter() - began
-    clock = Clock(machine.device)
-    marks = [clock.mark()]
-    for _ in range(steps):
-        trainer.advance()
-        marks.append(clock.mark())
-    times = [clock.ms(*pair) for pair in pairwise(marks)]
-    peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
-    syncs = _host_syncs(trainer)
-    del trainer  # what follows takes memory and time of its own
-    stages = _stages(config)
-    flop = _flop(config)
+    with alone or nullcontext():
+        _advance(trainer, 2)
+        clock = Clock(machine.device)
+        marks = [clock.mark()]
+        for _ in range(steps):
+            trainer.advance()
+            marks.append(clock.mark())
+        times = [clock.ms(*pair) for pair in pairwise(marks)]
+        peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
+        syncs = _host_syncs(trainer)
+        del trainer  # what follows takes memory and time of its own
+        stages = _stages(config)
+        rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)
+        flop = _flop(config)
     ms = statistics.median(times)
     tflops = flop / ms / 1e9
     return Row(
+        name=config.method,
         method=config.method,
         batch=size,
         clips_per_second=1e3 * size / ms,
@@ -101,7 +121,7 @@ def measure(config: RunConfig, steps: int = 20, stream: Stream | None = None) ->
         reserved_gib=reserved / 2**30,
         gflop_per_clip=flop / size / 1e9,
         tflops=tflops,
-        share=tflops / matrix_rate(machine.device, machine.autocast_to or torch.float32),
+        share=tflops / rate,
         host_syncs=syncs,
         start_seconds=started,
         stages=stages,
@@ -131,7 +151,7 @@ def _host_syncs(trainer: Trainer) -> int:
         torch.cuda.set_sync_debug_mode("warn")
         trainer.advance()
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
+    return sum("called a synchronizing" in str(warning.message) for warning in caught)
 
 
 def _stages(config: RunConfig) -> dict[str, float]:
@@ -195,3 +215,65 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
         a @ b
         times.append(clock.ms(start, clock.mark()))
     return 2 * size**3 / statistics.median(times[2:]) / 1e9
+
+
+def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str, Any]) -> None:
+    """Append rows to a CSV, with what one needs to get them again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        for row in rows:
+            flat: dict[str, Any] = {
+                name: f"{value:.4g}" if isinstance(value, float) else value for name, value in asdict(row).items()
+            }
+            flat["stages"] = " ".join(f"{stage}={ms:.1f}" for stage, ms in row.stages.items())
+            flat |= {name: facts[name] for name in ("commit", "torch", "gpu", "cores", "precision")}
+            table = csv.DictWriter(file, [*flat, "command"], lineterminator="\n")
+            if new:
+                table.writeheader()
+                new = False
+            table.writerow(flat | {"command": command})
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Side by side, clips/s also as a ratio to the first row of the same batch size."""
+    table = Table(title="One training step", title_justify="left")
+    for column in (
+        "method",
+        "feed",
+        "batch",
+        "clips/s",
+        "ratio",
+        "ms",
+        "GiB",
+        "GFLOP/clip",
+        "TFLOP/s",
+        "of peak",
+        "syncs",
+    ):
+        table.add_column(column, justify="left" if column in ("method", "feed") else "right")
+    first: dict[int, float] = {}
+    for row in rows:
+        ratio = row.clips_per_second / first.setdefault(row.batch, row.clips_per_second)
+        figures = f"{row.clips_per_second:.1f}", f"{ratio:.2f}", f"{row.ms:.1f}", f"{row.peak_gib:.2f}"
+        work = f"{row.gflop_per_clip:.0f}", f"{row.tflops:.1f}", f"{row.share:.0%}", str(row.host_syncs)
+        table.add_row(row.name, row.feed, str(row.batch), *figures, *work)
+    return table
+
+
+def bench(configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console) -> list[Row]:
+    """Each configuration at each batch size in a fresh process, one after the other."""
+    rows = []
+    for batch in batches:
+        for name, config in configs.items():
+            sized = replace(config, stream=replace(config.stream, batch_size=batch))
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                row = replace(process.submit(measure, sized, steps).result(), name=name)
+            rows.append(row)
+            stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in row.stages.items())
+            console.print(
+                f"{name}, batch {batch}: {row.clips_per_second:.1f} clips/s, {row.peak_gib:.2f} GiB; "
+                f"ready after {row.start_seconds:.0f} s; ms: {stages}",
+                highlight=False,
+            )
+    return rows

@@ -271,6 +271,35 @@ def reproduce(
 
 
 @app.command(rich_help_panel="Training")
+def bench(
+    values: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Which, comma-separated.")] = "derpp,stella",
+    batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "9,48",
+    steps: Annotated[int, typer.Option(min=1, help="Steady steps to take the median of.")] = 20,
+    compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="A CSV to append the rows to.")] = None,
+) -> None:
+    """Measure training steps: clips/s, memory, FLOPs and where the time goes, each row in a process of its own.
+
+    At the paper's sizes on a GPU, and with the model tiny on a CPU.
+    """
+    from stella import bench as benchmark
+    from stella.config import resolve
+    from stella.train.config import RunConfig
+    from stella.train.runtime import environment, runtime
+
+    machine = runtime()
+    preset = "base" if machine.device.type == "cuda" else "tiny"
+    base = [f"model.preset={preset}", f"train.compile={compile}", *(values or [])]
+    configs = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in _listed(methods)}
+    rows = benchmark.bench(configs, _integers("--batches", batches), steps, console)
+    console.print(benchmark.rows_table(rows))
+    if out is not None:
+        benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
+        console.print(f"rows appended to {out}", highlight=False)
+
+
+@app.command(rich_help_panel="Training")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run, a weight file, or the name of shipped weights (base-tiny).")],
     recipe: Annotated[str | None, typer.Argument(help="Where the data come from; default: the run's own.")] = None,

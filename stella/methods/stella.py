@@ -137,13 +137,11 @@ class STELLA(Method):
         drawn = self.draw(batch)
         c = self.config
         scored = score(self.model, self.avm, a, v, Scoring(c.score_depth, c.score_every, c.score_frames))
-        scores = self.scores(scored, drawn)
+        scores, matching = self.scores(scored, drawn), self.matching(scored)
+        del scored  # large, and not needed any more
         kept_a, kept_v = self.choose(a, v, scores, drawn)
         out = self.pretrain(kept_a, kept_v)
-        parts = self.parts(out) | {
-            "penalty": self.config.alpha * penalty(out, drawn),
-            "avm": self.matching(scored),
-        }
+        parts = self.parts(out) | {"penalty": self.config.alpha * penalty(out, drawn), "avm": matching}
         return Losses(parts, output_rows(out, batch) | self.remember(batch, scores, kept_a, kept_v))
 
     def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:

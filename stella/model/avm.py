@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stella.errors import ConfigError
 from stella.model.cav import CAV, Patches
-from stella.model.compiling import compilable
+from stella.model.compiling import compilable, lean
 from stella.model.vit import init_linear
 
 
@@ -44,6 +44,7 @@ class AVM(nn.Module):
         return self._project(self.norm_a(o_a.detach()), self.norm_v(o_v.detach()))
 
     @compilable
+    @lean
     def forward(self, o_a: Tensor, o_v: Tensor) -> Tensor:
         """Logits [B] that audio and video belong together (Eq. avm_process, avm_loss)."""
         a, v = self.norm_a(o_a.detach()), self.norm_v(o_v.detach())

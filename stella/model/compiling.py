@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch._dynamo
+import torch._inductor.config as inductor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 P = ParamSpec("P")
@@ -42,7 +43,11 @@ def compilable(function: Callable[P, T]) -> Callable[P, T]:
     def fast() -> Callable[P, T]:
         # Shapes: each modality and both, all patches and some, with gradient and without, short batches.
         torch._dynamo.config.recompile_limit = 64
-        return torch.compile(function, dynamic=False, fullgraph=True)
+        # Reductions over two axes in one kernel are slower here: 122.6 ms a step of STELLA at batch 48, 120.4 without.
+        options: dict[str, Any] = {}
+        if "mix_order_reduction" in dir(inductor.triton):
+            options["triton.mix_order_reduction"] = False
+        return torch.compile(function, dynamic=False, fullgraph=True, options=options)
 
     @wraps(function)
     def either(*args: P.args, **more: P.kwargs) -> T:
