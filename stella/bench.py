@@ -5,6 +5,7 @@ clips that lie on the device, with a memory that is being filled. What is report
 """
 
 import csv
+import gc
 import math
 import statistics
 import time
@@ -105,9 +106,12 @@ def measure(
         peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
         syncs = _host_syncs(trainer)
         del trainer  # what follows takes memory and time of its own
+        _let_go()
         stages = _stages(config)
+        _let_go()
         rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)
         flop = _flop(config)
+        _let_go()
     ms = statistics.median(times)
     tflops = flop / ms / 1e9
     return Row(
@@ -134,6 +138,12 @@ def _trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
     method = build_method(config, machine.device)
     feed = stream or cast(Stream, Synthetic(method.model.config, config.stream.batch_size, machine.device))
     return Trainer(method, feed, config.train, machine)
+
+
+def _let_go() -> None:
+    """Give a trainer's memory back, for the next one and for other processes."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _advance(trainer: Trainer, steps: int) -> None:

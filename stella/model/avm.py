@@ -160,10 +160,11 @@ class Matching:
 def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
     """Matched pairs take their fusion outputs as scored; only the mismatched half goes through fusion again."""
     with torch.no_grad():
-        x_a, x_v = scored.x_a[pairs.audio], scored.x_v[pairs.video]
-        wrong_a, wrong_v = model.fuse_joint(x_a, x_v, scored.positions_a, scored.positions_v)
-        o_a = torch.cat([scored.o_a[pairs.matched], wrong_a])  # [B, La, D]
-        o_v = torch.cat([scored.o_v[pairs.matched], wrong_v])  # [B, Lv, D]
+        o_a, o_v = scored.o_a[pairs.matched], scored.o_v[pairs.matched]
+        if len(pairs.audio):  # a single clip has no mismatch, and fused attention no answer to an empty batch
+            x_a, x_v = scored.x_a[pairs.audio], scored.x_v[pairs.video]
+            wrong_a, wrong_v = model.fuse_joint(x_a, x_v, scored.positions_a, scored.positions_v)
+            o_a, o_v = torch.cat([o_a, wrong_a]), torch.cat([o_v, wrong_v])  # [B, La, D], [B, Lv, D]
     labels = o_a.new_zeros(len(o_a))
     labels[: len(pairs.matched)] = 1
     return Matching(avm(o_a, o_v), labels)

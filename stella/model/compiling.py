@@ -5,6 +5,8 @@ where the whole would take minutes. Shapes are static.
 """
 
 import importlib.util
+import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, wraps
@@ -19,6 +21,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _on = False
+
+# Compiling says things that nobody here can act upon.
+warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(
+    lambda record: "context_fn is passed to torch.utils.checkpoint" not in record.getMessage()
+)
 
 
 @cache
