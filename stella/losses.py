@@ -1,5 +1,7 @@
 """Training objectives, one function per equation. Each returns one value per clip [B]; a batch's loss is their mean."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,8 +12,10 @@ from stella.model.compiling import compilable
 @compilable
 def norm_pix(patches: Tensor) -> Tensor:
     """Reconstruction targets normalised per patch [B, K, patch]: what `norm_pix` pre-training predicts."""
-    var, mean = torch.var_mean(patches, -1, keepdim=True)  # var unbiased, as MAE has it
-    return (patches - mean) / (var + 1e-6).sqrt()
+    # (x - mean) / sqrt(var + 1e-6) with the unbiased var that MAE has, by the kernel that has the biased one.
+    size = patches.shape[-1]
+    bias = (size - 1) / size
+    return F.layer_norm(patches, (size,), eps=1e-6 * bias) * math.sqrt(bias)
 
 
 @compilable

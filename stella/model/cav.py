@@ -155,8 +155,8 @@ class Pretrained:
 class CAV(nn.Module):
     """Encoders E_a and E_v, fusion E_f (joint, audio alone, video alone) and decoder D, each a named operation."""
 
-    pixel_mean: Tensor
-    pixel_std: Tensor
+    pixel_scale: Tensor
+    pixel_shift: Tensor
 
     def __init__(self, config: CAVConfig) -> None:
         super().__init__()
@@ -180,8 +180,10 @@ class CAV(nn.Module):
         self.decoder_norm = nn.LayerNorm(c.dec_dim, c.eps)
         self.decoder_pred_a, self.decoder_pred_v = nn.Linear(c.dec_dim, p), nn.Linear(c.dec_dim, 3 * p)
 
-        self.register_buffer("pixel_mean", torch.tensor(IMAGENET_MEAN), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(IMAGENET_STD), persistent=False)
+        # (pixel / 255 - mean) / std, as one product and one sum.
+        mean, std = torch.tensor(IMAGENET_MEAN, dtype=torch.float64), torch.tensor(IMAGENET_STD, dtype=torch.float64)
+        self.register_buffer("pixel_scale", (1 / 255 / std).to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer("pixel_shift", (-mean / std).to(torch.get_default_dtype()), persistent=False)
         self.apply(init_linear)
 
     # ---- input
@@ -209,12 +211,12 @@ class CAV(nn.Module):
         return self._normalise_channels_last(video.movedim(-3, -1)).movedim(-1, -3)
 
     def _normalise_channels_last(self, x: Tensor) -> Tensor:
-        pixels = x.to(self.pixel_mean.dtype)
-        return pixels if x.is_floating_point() else (pixels / 255 - self.pixel_mean) / self.pixel_std
+        pixels = x.to(self.pixel_scale.dtype)
+        return pixels if x.is_floating_point() else torch.addcmul(self.pixel_shift, pixels, self.pixel_scale)
 
     def input_a(self, patches: Patches) -> Tensor:
         """Audio patch values [B, K, patch] in the model's precision (memory keeps half of it)."""
-        return patches.values.to(self.pixel_mean.dtype)
+        return patches.values.to(self.pixel_scale.dtype)
 
     def input_v(self, patches: Patches) -> Tensor:
         """Video patch values [B, K, patch], pixels normalised (only of these patches: gather first)."""

@@ -148,7 +148,7 @@ def test_evaluation_is_the_stable_copys(name: str) -> None:
     train(one, [4, 4, 4, 4, 4, 4])
     assert one.eval_model is one.stable.model
     assert not torch.equal(one.eval_model.norm.weight, one.model.norm.weight)
-    assert torch.equal(one.eval_model.pixel_mean, one.model.pixel_mean)
+    assert torch.equal(one.eval_model.pixel_scale, one.model.pixel_scale)
 
 
 @both
