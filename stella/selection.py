@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ConfigError
-from stella.model.compiling import compilable, has_triton
+from stella.model.compiling import compilable, lacking
 
 
 def kappa(length: int, keep_ratio: float) -> int:
@@ -40,7 +40,7 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     so that a twelfth of it exists at a time. `benchmarks/selection.py` compares the alternatives.
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
-    if q.is_cuda and has_triton():
+    if q.is_cuda and lacking() is None:
         from stella.model import kernels
 
         if kernels.fits(q.shape[-1]):

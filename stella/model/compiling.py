@@ -6,6 +6,8 @@ where the whole would take minutes. Shapes are static.
 
 import importlib.util
 import logging
+import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,9 +32,18 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
 
 
 @cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled for a GPU here."""
-    return importlib.util.find_spec("triton") is not None
+def lacking() -> str | None:
+    """What is missing here to compile kernels for a GPU, if anything is."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton"
+    if not any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
+        return "a C compiler (cc, gcc or clang)"
+    return None
+
+
+def seconds_spent() -> float:
+    """On compiling, so far, in this process."""
+    return float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from stella.evaluate.forgetting import summary
 from stella.methods import Method
 from stella.model import weights
 from stella.model.cav import CAV
+from stella.model.compiling import seconds_spent
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import FREE, RunConfig, model_config, settle
 from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_json
@@ -129,6 +130,7 @@ class Run:
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
         self._told = 0  # steps left out that metrics.jsonl has
+        self._compiled = seconds_spent()
 
     def go(self) -> RunResult:
         counters = self.trainer.counters
@@ -139,6 +141,8 @@ class Run:
             if self.board:
                 stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
+            if self.machine.remark:
+                self.display.say(self.machine.remark)
             self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
             try:
                 self._evaluate_if_due()
@@ -181,6 +185,7 @@ class Run:
             return
         self.trainer.settle()
         self._write_left_out()
+        self._tell_compiled()
         parts = self.trainer.meter.read()
         loss = parts.pop("loss", None)
         at = {"step": counters.step, "clips": counters.clips}
@@ -196,6 +201,15 @@ class Run:
             self.board.scalars(
                 {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
             )
+
+    def _tell_compiled(self) -> None:
+        spent = seconds_spent() if self.machine.compile else 0.0
+        if spent > self._compiled + 1:
+            self.display.say(f"compiled in {spent - self._compiled:.0f} s")
+            self.speed.write(
+                {"kind": "compiled", "step": self.trainer.counters.step, "seconds": spent - self._compiled}
+            )
+            self._compiled = spent
 
     def _write_left_out(self) -> None:
         for step, not_finite in self.trainer.left_out[self._told :]:

@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 import time
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ConfigError
-from stella.model.compiling import has_triton
+from stella.model.compiling import lacking
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
@@ -25,7 +24,8 @@ Compile = Literal["auto", "on", "off"]
 class Runtime:
     device: torch.device
     autocast_to: torch.dtype | None  # None: everything in float32
-    compile: bool = False  # the model's blocks
+    compile: bool = False  # the model's parts
+    remark: str = ""  # what a user should know about this
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
@@ -98,19 +98,16 @@ def runtime(device: str = "auto", precision: Precision = "auto", compile: Compil
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
     half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")
-    return Runtime(chosen, torch.bfloat16 if half else None, _compiles(chosen, compile))
+    return Runtime(chosen, torch.bfloat16 if half else None, *_compiles(chosen, compile))
 
 
-def _compiles(device: torch.device, wanted: Compile) -> bool:
-    """Whether blocks shall be compiled; `auto` on a GPU where Triton is at hand."""
-    if wanted != "auto":
-        return wanted == "on"
-    if device.type != "cuda":
-        return False
-    if not has_triton():
-        warnings.warn("Triton is not installed: blocks run uncompiled, slower; train.compile=off says so", stacklevel=2)
-        return False
-    return True
+def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:
+    """Whether the model is compiled, and what to say about it; `auto`: on a GPU where there is all it takes."""
+    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+        return False, ""
+    if device.type == "cuda" and (what := lacking()) is not None:
+        return False, f"not compiled, and slower for it: {what} is missing here; install it, or set train.compile=off"
+    return True, "compiling in the first steps, a minute or two (kernels are kept for the next run; train.compile=off)"
 
 
 def environment(run: Runtime) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""What `stella bench` measures: rows that hold together, and a CSV one can get them again from."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stella.bench import Row, measure, rows_table, write_rows
+from stella.cli import app
+from stella.config import resolve
+from stella.train.config import RunConfig
+from stella.train.runtime import environment, runtime
+
+SIZES = ("model.image_size=32", "model.spec_frames=64", "memory.clips=30", "train.device=cpu")
+
+
+def row(method: str) -> Row:
+    return measure(resolve(RunConfig, None, [*SIZES, f"method={method}", "stream.batch_size=4"]), steps=3)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {name: row(name) for name in ("finetune", "derpp", "stella")}
+
+
+def test_figures_of_a_row_belong_together(rows: dict[str, Row]) -> None:
+    for name, each in rows.items():
+        assert (each.method, each.batch, each.host_syncs) == (name, 4, 0)
+        assert each.clips_per_second == pytest.approx(4e3 / each.ms)
+        assert each.tflops == pytest.approx(4 * each.gflop_per_clip / each.ms)
+        assert 0 < each.ms <= each.ms_p90 and each.peak_gib > 0 < each.share
+
+
+def test_work_is_counted_as_it_is_done(rows: dict[str, Row]) -> None:
+    """DER++ has twice the clips; STELLA trains on half their patches but scores the current ones first."""
+    assert rows["derpp"].gflop_per_clip == pytest.approx(2 * rows["finetune"].gflop_per_clip, rel=0.05)
+    assert rows["stella"].gflop_per_clip > rows["finetune"].gflop_per_clip
+
+
+def test_stages_are_those_of_the_method(rows: dict[str, Row]) -> None:
+    assert {"forward", "backward", "optimiser", "memory", "other"} <= set(rows["derpp"].stages)
+    assert {"score", "select", "avm"} <= set(rows["stella"].stages) and "score" not in rows["finetune"].stages
+    assert all(ms >= 0 for each in rows.values() for ms in each.stages.values())
+
+
+def test_measuring_leaves_nothing_patched(rows: dict[str, Row]) -> None:
+    from stella.methods import stella
+
+    assert stella.score.__module__ == "stella.model.avm" and torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_rows_are_appended_with_what_made_them(rows: dict[str, Row], tmp_path: Path) -> None:
+    path, facts = tmp_path / "speed" / "rows.csv", environment(runtime("cpu"))
+    write_rows(path, [rows["finetune"]], "first", facts)
+    write_rows(path, [rows["stella"], replace(rows["stella"], feed="packed")], "second", facts)
+    with path.open() as file:
+        found = list(csv.DictReader(file))
+    assert [(each["method"], each["feed"], each["command"]) for each in found] == [
+        ("finetune", "synthetic", "first"),
+        ("stella", "synthetic", "second"),
+        ("stella", "packed", "second"),
+    ]
+    assert found[0]["torch"] == torch.__version__ and found[1]["stages"].startswith("memory=")
+
+
+def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:
+    half = replace(rows["derpp"], clips_per_second=rows["finetune"].clips_per_second / 2)
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(rows_table([rows["finetune"], half, replace(half, batch=9)]))
+    ratios = [line.split("│")[5].strip() for line in console.export_text().splitlines() if line.startswith("│")]
+    assert ratios == ["1.00", "0.50", "1.00"]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    values = ["bench", *SIZES, "--methods", "finetune", "--batches", "2", "--steps", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, values, catch_exceptions=False)
+    assert done.exit_code == 0 and "finetune, batch 2:" in done.output
+    assert out.read_text().count("\n") == 2

@@ -1,0 +1,53 @@
+"""Which machine a run is on, and what is said where it cannot be as fast as it could."""
+
+import shutil
+from importlib import util
+from typing import Any
+
+import pytest
+import torch
+
+from stella.errors import ConfigError
+from stella.model import compiling
+from stella.train import runtime as module
+from stella.train.runtime import Clock, Later, runtime
+
+
+def test_a_cpu_runs_in_full_precision_as_written() -> None:
+    machine = runtime("cpu", "auto", "auto")
+    assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no GPU can be used here"):
+        runtime("cuda")
+
+
+@pytest.mark.parametrize(
+    ("triton", "compiler", "missing"),
+    [(None, "/bin/cc", "Triton"), ("there", None, "a C compiler"), ("there", "/bin/cc", None)],
+)
+def test_what_is_missing_to_compile_is_one_sentence(
+    triton: Any, compiler: Any, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(util, "find_spec", lambda name: triton)
+    monkeypatch.setattr(shutil, "which", lambda name: compiler)
+    compiling.lacking.cache_clear()
+    try:
+        for wanted in ("auto", "on"):
+            machine = runtime("cuda", "auto", wanted)  # type: ignore[arg-type]
+            assert machine.compile == (missing is None)
+            assert missing is None or machine.remark.startswith(f"not compiled, and slower for it: {missing}")
+        assert runtime("cuda", "auto", "off").remark == ""
+        assert str(machine.device) == "cuda:0" and machine.autocast_to == torch.bfloat16
+    finally:
+        compiling.lacking.cache_clear()
+
+
+def test_values_arrive_and_times_pass_on_a_cpu() -> None:
+    later, clock = Later(torch.tensor([True, False])), Clock(module.torch.device("cpu"))
+    assert later.known and later.read() == [True, False]
+    start = clock.mark()
+    assert clock.ms(start, clock.mark(inside=True)) >= 0
