@@ -91,18 +91,13 @@ def measure(
     Inside `alone` all is compiled and times are taken: processes that start together can wait for their turn there.
     """
     began = time.perf_counter()
-    trainer = _trainer(config, stream)
+    trainer = make_trainer(config, stream)
     machine, size = trainer.runtime, config.stream.batch_size
-    _advance(trainer, WARM_UPS)
+    advance(trainer, WARM_UPS)
     started = time.perf_counter() - began
     with alone or nullcontext():
-        _advance(trainer, 2)
-        clock = Clock(machine.device)
-        marks = [clock.mark()]
-        for _ in range(steps):
-            trainer.advance()
-            marks.append(clock.mark())
-        times = [clock.ms(*pair) for pair in pairwise(marks)]
+        advance(trainer, 2)
+        times = step_times(trainer, steps)
         peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
         syncs = _host_syncs(trainer)
         del trainer  # what follows takes memory and time of its own
@@ -133,7 +128,8 @@ def measure(
     )
 
 
-def _trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
+def make_trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
+    """As a run has it, on synthetic batches unless a stream is given."""
     machine = runtime(config.train.device, config.train.precision, config.train.compile)
     method = build_method(config, machine.device)
     feed = stream or cast(Stream, Synthetic(method.model.config, config.stream.batch_size, machine.device))
@@ -146,7 +142,17 @@ def _let_go() -> None:
     torch.cuda.empty_cache()
 
 
-def _advance(trainer: Trainer, steps: int) -> None:
+def step_times(trainer: Trainer, steps: int) -> list[float]:
+    """Milliseconds of each of these steps, without the host waiting in between."""
+    clock = Clock(trainer.runtime.device)
+    marks = [clock.mark()]
+    for _ in range(steps):
+        trainer.advance()
+        marks.append(clock.mark())
+    return [clock.ms(*step) for step in pairwise(marks)]
+
+
+def advance(trainer: Trainer, steps: int) -> None:
     for _ in range(steps):
         trainer.advance()
     trainer.settle()
@@ -166,7 +172,7 @@ def _host_syncs(trainer: Trainer) -> int:
 
 def _stages(config: RunConfig) -> dict[str, float]:
     """Milliseconds of each stage of a step, in the graph where there is one."""
-    trainer = _trainer(config)
+    trainer = make_trainer(config)
     method, clock = trainer.method, Clock(trainer.runtime.device)
     spans: dict[str, list[tuple[Any, Any]]] = {}
 
@@ -196,7 +202,7 @@ def _stages(config: RunConfig) -> dict[str, float]:
     try:
         for place, stage in patched.items():
             setattr(*place, timed(stage, originals[place]))
-        _advance(trainer, WARM_UPS + 2)
+        advance(trainer, WARM_UPS + 2)
     finally:
         for place, original in originals.items():
             setattr(*place, original)
@@ -208,10 +214,10 @@ def _stages(config: RunConfig) -> dict[str, float]:
 def _flop(config: RunConfig) -> int:
     """Floating-point operations of a step: matrix products and attention, forward and backward, as they are run."""
     plain = replace(config.train, compile="off", graph=False)
-    trainer = _trainer(replace(config, train=plain))
-    _advance(trainer, WARM_UPS // 2)
+    trainer = make_trainer(replace(config, train=plain))
+    advance(trainer, WARM_UPS // 2)
     with FlopCounterMode(display=False) as counter:
-        _advance(trainer, 1)
+        advance(trainer, 1)
     return int(counter.get_total_flops())
 
 

@@ -4,22 +4,17 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import pairwise
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from stella.clip import Batch
-from stella.data.stream import Stream
-from stella.data.tasks import train_tasks
+from stella.bench import advance, make_trainer, step_times
 from stella.errors import StellaError
 from stella.reproduce.results import provenance
 from stella.train.config import RunConfig, settle
-from stella.train.run import build_method
-from stella.train.runtime import Clock, Runtime, environment, runtime
-from stella.train.trainer import Trainer
+from stella.train.runtime import Runtime, environment, runtime
 
 
 @dataclass(frozen=True)
@@ -28,34 +23,14 @@ class Speed:
     peak_bytes: int  # of the GPU where there is one, else of the process
 
 
-class Again(Stream):
-    """The first batch of a stream, for ever."""
-
-    batch: Batch | None = None
-
-    def __next__(self) -> Batch:
-        if self.batch is None:
-            self.batch = super().__next__()
-            self.close()
-        return self.batch
-
-
 def measure(config: RunConfig, steps: int, warmup: int) -> Speed:
     """The median of steps as a run takes them, after a warm-up. The peak is of this process, whatever it did before:
     `measure_all` gives each configuration a fresh one."""
     config = settle(config)
-    machine = _machine(config)
-    stream = Again(train_tasks(config.data, machine.device)[:1], config.stream, machine.device)
-    trainer = Trainer(build_method(config, machine.device), stream, config.train, machine)
-    for _ in range(warmup):
-        trainer.advance()
-    clock = Clock(machine.device)
-    marks = [clock.mark()]
-    for _ in range(steps):
-        trainer.advance()
-        marks.append(clock.mark())
-    ms = median(clock.ms(*step) for step in pairwise(marks))
-    return Speed(1e3 * config.stream.batch_size * config.train.accumulate / ms, machine.peak_bytes())
+    trainer = make_trainer(config)
+    advance(trainer, warmup)
+    clips = config.stream.batch_size * config.train.accumulate
+    return Speed(1e3 * clips / median(step_times(trainer, steps)), trainer.runtime.peak_bytes())
 
 
 def measure_all(configs: Mapping[str, RunConfig], steps: int, warmup: int, console: Console) -> list[dict[str, Any]]:
