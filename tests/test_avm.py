@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stella import losses
 from stella.errors import ConfigError
-from stella.model.avm import AVM, Scored, draw_pairs, match, score
+from stella.model.avm import AVM, Scored, Scoring, draw_pairs, match, score
 from stella.model.cav import CAV, PRESETS, preset
 from stella.rng import generator
 
@@ -152,7 +152,7 @@ def test_no_gradient_reaches_the_backbone(model: CAV, avm: AVM) -> None:
 def test_scoring_takes_no_gradient(model: CAV, avm: AVM) -> None:
     s = scored(model, avm, 2)
     tensors = [getattr(s, f.name) for f in dataclasses.fields(s) if f.name != "qk"] + list(vars(s.qk).values())
-    assert not any(t.requires_grad for t in tensors)
+    assert not any(t.requires_grad for t in tensors if t is not None)
 
 
 def test_needs_no_host_synchronisation() -> None:
@@ -205,3 +205,59 @@ def test_compiled_is_eager(model: CAV, avm: AVM, backend: str) -> None:
     compiled = torch.compile(loss, fullgraph=True, backend=backend)()
     torch.testing.assert_close(compiled, eager, rtol=1e-9, atol=0)
     torch.testing.assert_close(torch.autograd.grad(compiled, list(avm.parameters())), expected, rtol=1e-7, atol=1e-9)
+
+
+# ---- cheaper scoring
+
+
+@pytest.mark.parametrize(
+    ("how", "audio", "video"),
+    [
+        # A model of 2 times × 8 mels, and 2 frames of 2 × 2 patches.
+        (Scoring(every=2), [n - n % 2 for n in range(16)], [0, 0, 2, 2, 4, 4, 6, 6]),
+        (Scoring(frames=2), list(range(16)), [0, 1, 2, 3, 0, 1, 2, 3]),
+        (Scoring(every=2, frames=2), [n - n % 2 for n in range(16)], [0, 0, 2, 2, 0, 0, 2, 2]),
+    ],
+)
+def test_a_patch_that_is_left_out_has_its_neighbours_query_and_key(
+    how: Scoring, audio: list[int], video: list[int], model: CAV, avm: AVM
+) -> None:
+    """The patches looked at are scored as if there were no others."""
+    how.check(TOY)
+    sounds, pictures = clips(3)
+    a, v = model.patches_a(sounds), model.patches_v(pictures)
+    found = score(model, avm, a, v, how)
+    some_a, some_v = (torch.tensor(sorted(set(which))) for which in (audio, video))
+    x_a, x_v = model.encode_a(a.take(some_a.expand(3, -1))), model.encode_v(v.take(some_v.expand(3, -1)))
+    plain = avm.project(*model.fuse_joint(x_a, x_v, some_a.expand(3, -1), some_v.expand(3, -1)))
+    for name, of, some in (("a", audio, some_a), ("v", video, some_v)):
+        for kind in "qk":
+            alone, spread = (getattr(qk, f"{kind}_{name}") for qk in (plain, found.qk))
+            expected = [alone[:, :, some.tolist().index(patch)] for patch in of]
+            torch.testing.assert_close(spread, torch.stack(expected, 2))
+    pairs = draw_pairs(3, generator("thin"))
+    assert match(model, avm, found, pairs).logits.shape == (3,)
+
+
+def test_scoring_through_fewer_blocks(model: CAV, avm: AVM) -> None:
+    sounds, pictures = clips(2)
+    a, v = model.patches_a(sounds), model.patches_v(pictures)
+    found = score(model, avm, a, v, Scoring(depth=1))
+    assert torch.equal(found.x_a, model.blocks_a[0](model.embed_a(a)))
+    assert torch.equal(found.x_v, model.blocks_v[0](model.embed_v(v)))
+    assert torch.equal(score(model, avm, a, v, Scoring(depth=2)).x_a, score(model, avm, a, v).x_a)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (Scoring(every=3), "score_every=3 must divide 8 mel patches and 2 columns"),
+        (Scoring(every=0), "score_every=0"),
+        (Scoring(frames=3), "score_frames=3 the 2 frames"),
+        (Scoring(depth=3), "score_depth=3 must lie in 1…2"),
+        (Scoring(depth=0), "score_depth=0"),
+    ],
+)
+def test_scoring_that_does_not_fit_is_refused(how: Scoring, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        how.check(TOY)

@@ -5,44 +5,41 @@ it makes the weights from which the others start.)
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from stella.config import build as build_config
 from stella.errors import ConfigError
-from stella.methods.ablations import MATS, RandomPatches
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
-from stella.methods.cls_er import CLSER
-from stella.methods.derpp import DERpp
-from stella.methods.er import ER
-from stella.methods.esmer import ESMER
-from stella.methods.finetune import Finetune
-from stella.methods.gmed import GMED
-from stella.methods.initial import Initial
-from stella.methods.lump import LUMP
-from stella.methods.mir import MIR
-from stella.methods.multitask import Multitask
-from stella.methods.stella import STELLA
-from stella.methods.stella_plus import STELLAPlus
 from stella.model.cav import CAV
 
 __all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "build"]
 
-METHODS: dict[str, type[Method]] = {
-    "initial": Initial,
-    "finetune": Finetune,
-    "er": ER,
-    "mir": MIR,
-    "derpp": DERpp,
-    "gmed": GMED,
-    "cls_er": CLSER,
-    "lump": LUMP,
-    "esmer": ESMER,
-    "random": RandomPatches,
-    "mats": MATS,
-    "stella": STELLA,
-    "stella_plus": STELLAPlus,
-    "multitask": Multitask,
+FOUND_IN = {  # file and class
+    "initial": "initial.Initial",
+    "finetune": "finetune.Finetune",
+    "er": "er.ER",
+    "mir": "mir.MIR",
+    "derpp": "derpp.DERpp",
+    "gmed": "gmed.GMED",
+    "cls_er": "cls_er.CLSER",
+    "lump": "lump.LUMP",
+    "esmer": "esmer.ESMER",
+    "random": "ablations.RandomPatches",
+    "mats": "ablations.MATS",
+    "stella": "stella.STELLA",
+    "stella_plus": "stella_plus.STELLAPlus",
+    "multitask": "multitask.Multitask",
 }
+
+
+def _find(place: str) -> type[Method]:
+    module, name = place.split(".")
+    found: type[Method] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+METHODS: dict[str, type[Method]] = {name: _find(place) for name, place in FOUND_IN.items()}
 
 
 def build(

@@ -53,9 +53,9 @@ class STELLAConfig:
     keep_ratio_v: float | None = None
     chunk: int = 4  # L_c, time steps of patches
     avm_heads: int | None = None  # none: as many as the model has
-    score_depth: int | None = None
-    score_every: int = 1
-    score_frames: int = 1
+    score_depth: int | None = None  # cheaper scoring: encoder blocks it runs through; none: all
+    score_every: int = 1  # cheaper scoring: of so many neighbouring patches one is looked at
+    score_frames: int = 1  # cheaper scoring: of so many frames one is looked at
     audio: Literal["time", "frequency", "free"] = "time"
     importance: bool = True  # false: unpruned patches are drawn uniformly ("RCA only")
     correlation: bool = True  # false: no patch is pruned ("LPIS only")
@@ -120,6 +120,8 @@ class STELLA(Method):
         super().__init__(model, config, objective, memory, seed)
         c = model.config
         self.beta = config.beta
+        self.scoring = Scoring(config.score_depth, config.score_every, config.score_frames)
+        self.scoring.check(c)
         self.kappa_a, self.kappa_v = config.kappa_a(c), config.kappa_v(c)
         check_kept(self.kappa_a, c.patches_a, objective)
         check_kept(self.kappa_v, c.patches_v, objective)
@@ -135,8 +137,7 @@ class STELLA(Method):
     def loss(self, batch: Batch) -> Losses:
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
         drawn = self.draw(batch)
-        c = self.config
-        scored = score(self.model, self.avm, a, v, Scoring(c.score_depth, c.score_every, c.score_frames))
+        scored = score(self.model, self.avm, a, v, self.scoring)
         scores, matching = self.scores(scored, drawn), self.matching(scored)
         del scored  # large, and not needed any more
         kept_a, kept_v = self.choose(a, v, scores, drawn)

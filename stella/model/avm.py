@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stella.errors import ConfigError
-from stella.model.cav import CAV, Patches
+from stella.model.cav import CAV, CAVConfig, Patches
 from stella.model.compiling import compilable, lean
 from stella.model.vit import init_linear
 
@@ -88,6 +88,17 @@ class Scoring:
     depth: int | None = None  # encoder blocks; none: all
     every: int = 1  # of so many neighbouring patches one is scored (mel bins of a time step, columns of a frame)
     frames: int = 1  # of so many frames one is scored
+
+    def check(self, model: CAVConfig) -> None:
+        """Refuse what does not divide a model's patches."""
+        rows = model.grid_a[1], model.grid_v[2]
+        if self.every < 1 or self.frames < 1 or any(n % self.every for n in rows) or model.frames % self.frames:
+            raise ConfigError(
+                f"score_every={self.every} must divide {rows[0]} mel patches and {rows[1]} columns, and "
+                f"score_frames={self.frames} the {model.frames} frames"
+            )
+        if self.depth is not None and not 1 <= self.depth <= model.fusion_from:
+            raise ConfigError(f"score_depth={self.depth} must lie in 1…{model.fusion_from}, the encoders' blocks")
 
 
 ALL = Scoring()

@@ -31,7 +31,7 @@ from stella.report.methods import hyper_parameters
 
 DOCS = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 [EXAMPLE] = re.findall(r"```python\n(.+?)```", DOCS, re.S)
-[(EXAMPLE_NAME, EXAMPLE_CLASS)] = re.findall(r'^    "(\w+)": (\w+),$', DOCS, re.M)
+[(EXAMPLE_NAME, EXAMPLE_CLASS)] = re.findall(r'^    "(\w+)": "\1\.(\w+)",$', DOCS, re.M)
 NO = torch.tensor(False)
 
 every = pytest.mark.parametrize("name", [*METHODS, EXAMPLE_NAME])
