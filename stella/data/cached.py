@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stella.clip import Clip, Labels
+from stella.clip import Clip, Labels, send
 from stella.data.part import Part, part
 from stella.data.source import BatchSource, Source
 from stella.data.stream import labels_of, place_of
@@ -51,7 +51,7 @@ class Cached:
                 column[torch.tensor(missing, device=self.device)] = rows.to(self.device)
             self._kept[missing] = True
         assert self._columns is not None
-        frames, waveforms = (column[wanted.to(self.device)].to(device) for column in self._columns)
+        frames, waveforms = (send(column[send(wanted, self.device)], device) for column in self._columns)
         return frames, waveforms
 
     def _missing(self, wanted: Tensor) -> list[int]:
@@ -107,7 +107,7 @@ class JoinedBatches(Joined):
             start = int(self._ends[number - 1]) if number else 0
             order.append(rows)
             made.append(self._makers[number].tensors((wanted[rows] - start).tolist(), device))
-        back = torch.cat(order).argsort().to(device)
+        back = send(torch.cat(order).argsort(), device)
         return torch.cat([frames for frames, _ in made])[back], torch.cat([waveforms for _, waveforms in made])[back]
 
 

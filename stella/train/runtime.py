@@ -112,10 +112,13 @@ def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:
 
 def environment(run: Runtime) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
+    given = os.environ.get("STELLA_COMMIT")  # where no .git travels
     gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     return {
-        "commit": os.environ.get("STELLA_COMMIT") or _git("rev-parse", "HEAD"),  # the former where no .git travels
-        "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "commit": given or _git("rev-parse", "HEAD"),
+        "changed_files": None
+        if given
+        else len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "platform": platform.platform(),
