@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/stella demo
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist worksteal
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

@@ -155,7 +155,7 @@ def look(
             good.append(source[index])
         except ClipError as error:
             bad.append(error)
-            console.print(f"[yellow]skipped[/] {escape(str(error))}", highlight=False)
+            console.print(f"[yellow]skipped[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
     contact_sheet(good, out, f"{src.name} · {len(source)} clips")
@@ -250,6 +250,7 @@ def reproduce(
     seeds_list: Annotated[str, typer.Option(help="These instead, with commas.")] = "",
     only: Annotated[str, typer.Option(help="These variants alone, with commas.")] = "",
     orders: Annotated[str, typer.Option(help="These orders of the tasks alone, with commas.")] = "",
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time; a small model fills no GPU alone.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for runs, in a folder of the name.")] = Path("runs/reproduce"),
     results: Annotated[
         Path | None,
@@ -267,7 +268,8 @@ def reproduce(
     else:
         numbers = _integers("--seeds-list", seeds_list) or range(seeds)
         folder = out / Path(name).stem
-        raise typer.Exit(paper.reproduce(name, numbers, folder, wide, _listed(only), _listed(orders), values or []))
+        chosen = _listed(only), _listed(orders), values or []
+        raise typer.Exit(paper.reproduce(name, numbers, folder, wide, *chosen, processes))
 
 
 @app.command(rich_help_panel="Training")

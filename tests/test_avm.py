@@ -139,7 +139,7 @@ def test_no_gradient_reaches_the_backbone(model: CAV, avm: AVM) -> None:
     audio, video = clips(4)
     x_a, x_v = model.encode_a(model.patches_a(audio)), model.encode_v(model.patches_v(video))
     o_a, o_v = model.fuse_joint(x_a, x_v)
-    attached = Scored(x_a, x_v, o_a, o_v, avm.project(o_a, o_v))
+    attached = Scored(x_a, x_v, o_a, o_v, None, None, avm.project(o_a, o_v))
     out = match(model, avm, attached, draw_pairs(4, generator(0)))
     queries = sum(q.sum() for q in vars(attached.qk).values())
     model.zero_grad()

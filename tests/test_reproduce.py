@@ -258,3 +258,16 @@ def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bench.Clock, "mark", lambda self: next(marks))
     config = runs("efficiency", ["train.device=cpu", "stream.batch_size=5"])["original/finetune"]
     assert measure(config, steps=3, warmup=1).clips_per_second == 2.5
+
+
+def test_runs_side_by_side_are_the_runs_one_after_the_other(tmp_path: Path) -> None:
+    chosen = ["--only", "finetune,er", "--orders", "original", "--seeds", "1"]
+    for processes in ("1", "2"):
+        out = ["--out", str(tmp_path / processes), "--processes", processes]
+        done = stella.invoke(app, ["reproduce", "table1", *chosen, *out, *MINIATURE])
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert "2 of 2: original/" in done.output and ", seed 0: A " in done.output
+    one, two = (tmp_path / processes / "table1" for processes in ("1", "2"))
+    for run in ("original/finetune/seed-0", "original/er/seed-0"):
+        assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
+        assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()

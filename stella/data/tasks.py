@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -115,8 +116,15 @@ def all_tasks(config: DataConfig, evaluation: bool = False) -> Tasks:
 
 
 def _scenes(config: DataConfig, task: str, split: str, clips: int, device: torch.device | str) -> Source:
-    scenes = Scenes(task, split, clips, size=config.size, seed=config.seed)
-    return scenes if config.cache == "off" else Cached(scenes, device if config.cache == "device" else "cpu")
+    if config.cache == "off":
+        return Scenes(task, split, clips, size=config.size, seed=config.seed)
+    return _kept(task, split, clips, config.size, config.seed, str(device if config.cache == "device" else "cpu"))
+
+
+@lru_cache(maxsize=2 * len(TASKS))
+def _kept(task: str, split: str, clips: int, size: str, seed: int, device: str) -> Cached:
+    """Runs of one process share what is rendered, whatever the order of their tasks."""
+    return Cached(Scenes(task, split, clips, size=size, seed=seed), device)
 
 
 def _open(config: DataConfig, path: str | None) -> Folder | Shards | Packed:

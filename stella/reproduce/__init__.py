@@ -5,7 +5,6 @@ them elsewhere, `collect(folder)` makes one results.csv of all that was run, `sh
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -15,13 +14,13 @@ from rich.table import Table
 from stella.config import to_tree
 from stella.errors import StellaError
 from stella.report.record import gallery_ceilings
+from stella.reproduce.many import train_all
 from stella.reproduce.recipe import Recipe, load, names, runs
 from stella.reproduce.results import collect, read_results, to_csv
 from stella.reproduce.speed import has_gpu, measure, measure_all
 from stella.reproduce.tables import learning_sheet, markdown, speed_sheet, terminal
 from stella.train.config import RunConfig
 from stella.train.folder import write_text
-from stella.train.run import pretrain
 
 __all__ = ["Recipe", "collect", "listing", "load", "measure", "names", "reproduce", "runs", "show"]
 
@@ -34,11 +33,13 @@ def reproduce(
     only: Sequence[str] = (),
     orders: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    processes: int = 1,
 ) -> int:
     """Run what is missing in `folder/ORDER/VARIANT/seed-N`, then write and show results.csv and reproduce.md there.
 
-    Seed by seed, so that one that is stopped early still compares. Processes side by side may share the folder if they
-    choose different runs. Returns the exit code: 128 + signal where one stopped it.
+    Seed by seed, so that one that is stopped early still compares. With `processes` so many runs go on at a time (a
+    small model leaves most of a GPU idle); others may share the folder if they choose different runs. Finished runs
+    keep no checkpoints. Returns the exit code: 128 + signal where one stopped it.
     """
     recipe, folder = load(name), Path(folder)
     if recipe.speed is not None:
@@ -47,7 +48,7 @@ def reproduce(
         measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console)
         write_text(folder / "results.csv", to_csv(measured))
     else:
-        exit_code = _train(runs(name, overrides, only, orders), seeds, folder, console)
+        exit_code = train_all(runs(name, overrides, only, orders), seeds, folder, console, processes)
         if exit_code:
             return exit_code
         collect(folder)
@@ -84,16 +85,6 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     page = results.with_name("reproduce.md")
     page.write_text(markdown(name, sheets), encoding="utf-8")  # at once: processes side by side would share a .tmp
     console.print(f"{results}  and  {page}", highlight=False)
-
-
-def _train(configs: dict[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console) -> int:
-    for seed in seeds:
-        for key, config in configs.items():
-            console.print(f"{key}, seed {seed}", style="dim", highlight=False)
-            result = pretrain(replace(config, seed=seed), folder / key / f"seed-{seed}", resume=True, console=console)
-            if not result.finished:
-                return result.exit_code
-    return 0
 
 
 def _for_device(
