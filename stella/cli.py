@@ -47,8 +47,10 @@ def scenes_preview(
     picture, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
     sheet(scenes, range(clips), picture)
     film(scenes, range(clips), movie)
-    console.print(f"{picture}  contact sheet: the sounding object outlined, events in blue", highlight=False)
-    console.print(f"{movie}  the same clips to watch and hear", highlight=False)
+    console.print(
+        f"{picture}  contact sheet: the sounding object outlined, events in blue", highlight=False, soft_wrap=True
+    )
+    console.print(f"{movie}  the same clips to watch and hear", highlight=False, soft_wrap=True)
 
 
 @scenes_app.command("audit")
@@ -92,7 +94,7 @@ def scenes_render(
     scenes = Scenes(task, split, clips, size=size, seed=seed)
     for _ in track(export(scenes, out), f"Rendering {task}", total=clips, console=console):
         pass
-    console.print(f"{clips} clips in {out}", highlight=False)
+    console.print(f"{clips} clips in {out}", highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Data")
@@ -108,7 +110,7 @@ def prepare(
     from stella.data.prepare import prepare as run
 
     summary = run(src, dst, labels_csv=labels, seconds=seconds, split=split, workers=workers)
-    console.print(str(summary), highlight=False)
+    console.print(str(summary), highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Data")
@@ -131,7 +133,7 @@ def pack(
     size = want.pixels if data.source == "scenes" else None
     tasks = all_tasks(data, evaluation)
     summary = run(tasks, out, pixels=want.pixels, spec_frames=want.spec_frames, size=size, width=width, workers=workers)
-    console.print(str(summary), highlight=False)
+    console.print(str(summary), highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Data")
@@ -161,7 +163,7 @@ def look(
     contact_sheet(good, out, f"{src.name} · {len(source)} clips")
     counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
     tail = f"; skipped: {spell(counts)}" if bad else ""
-    console.print(f"{out}  {len(good)} of {len(source)} clips{tail}", highlight=False)
+    console.print(f"{out}  {len(good)} of {len(source)} clips{tail}", highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Models")
@@ -176,7 +178,7 @@ def weights(file: Annotated[Path, typer.Argument(help="safetensors, or a PyTorch
     table.add_row("matching module", "yes" if found.has_avm else "no")
     for name, value in (*found.sizes.items(), *found.extra.items()):
         table.add_row(name, escape(str(value)))
-    console.print(table, highlight=False)
+    console.print(table, highlight=False, soft_wrap=True)
 
 
 Run = Annotated[Path, typer.Option(help="Folder of the run: configuration, metrics, checkpoints, weights.")]
@@ -238,7 +240,7 @@ def compare(
     done = run_all({name: replace(base, method=name) for name in names}, range(seeds), out, console)
     if not done.exit_code:
         console.print(results_table(done.groups, ceilings([read_run(run) for run in done.runs])))
-        console.print(f"{done.csv}  and  {write_page(done.runs, out / 'report.html')}", highlight=False)
+        console.print(f"{done.csv}  and  {write_page(done.runs, out / 'report.html')}", highlight=False, soft_wrap=True)
     raise typer.Exit(done.exit_code)
 
 
@@ -298,7 +300,7 @@ def bench(
     console.print(benchmark.rows_table(rows))
     if out is not None:
         benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
-        console.print(f"rows appended to {out}", highlight=False)
+        console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Training")
@@ -329,7 +331,7 @@ def report(
     found = [run for path in runs for run in _runs_in(path)]
     records = [read_run(run) for run in found]
     console.print(results_table(group(records), ceilings(records)))
-    console.print(f"{write_page(found, out)}", highlight=False)
+    console.print(f"{write_page(found, out)}", highlight=False, soft_wrap=True)
 
 
 @app.command("methods", rich_help_panel="Training")
@@ -343,7 +345,7 @@ def list_methods(
     if name is not None and name not in METHODS:
         raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
     wide = console if console.is_terminal else Console(width=100)  # a pipe would be given 80 columns
-    wide.print(methods_table(METHODS) if name is None else method_page(METHODS[name]), highlight=False)
+    wide.print(methods_table(METHODS) if name is None else method_page(METHODS[name]), highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Training")
