@@ -88,7 +88,8 @@ def measure(
 ) -> Row:
     """Train `steps` steady steps as configured (sizes from `config.model`), in this process.
 
-    Inside `alone` all is compiled and times are taken: processes that start together can wait for their turn there.
+    `alone` is entered once all is compiled, and times are taken inside: processes that start together wait there for
+    their turn.
     """
     began = time.perf_counter()
     trainer = make_trainer(config, stream)
@@ -253,21 +254,9 @@ def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """Side by side, clips/s also as a ratio to the first row of the same batch size."""
-    table = Table(title="One training step", title_justify="left")
-    for column in (
-        "method",
-        "feed",
-        "batch",
-        "clips/s",
-        "ratio",
-        "ms",
-        "GiB",
-        "GFLOP/clip",
-        "TFLOP/s",
-        "of peak",
-        "syncs",
-    ):
-        table.add_column(column, justify="left" if column in ("method", "feed") else "right")
+    table = Table("method", "feed", title="One training step", title_justify="left")
+    for column in ("batch", "clips/s", "ratio", "ms", "GiB", "GFLOP/clip", "TFLOP/s", "of peak", "syncs"):
+        table.add_column(column, justify="right")
     first: dict[int, float] = {}
     for row in rows:
         ratio = row.clips_per_second / first.setdefault(row.batch, row.clips_per_second)

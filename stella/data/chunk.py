@@ -1,7 +1,7 @@
 """A chunk: a few clips of a source made into tensors, by a job that determines every number in it."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -63,15 +63,7 @@ class Maker:
         videos: list[Tensor] = []
         waveforms: list[Tensor] = []
         skipped: dict[int, ClipError] = {}
-        for position, index in enumerate(job.indices):
-            tick(position)
-            try:
-                if position in job.bad:
-                    raise job.bad[position]
-                clip = usable(source[index])
-            except ClipError as error:
-                skipped[index] = error
-                continue
+        for clip in self.good_clips(job, tick, skipped):
             videos.append(self._crop(clip.video[None], gen))
             waveforms.append(clip.audio)
         tick(-1)
@@ -84,6 +76,19 @@ class Maker:
         padded = torch.nn.utils.rnn.pad_sequence(waveforms, batch_first=True)  # [B, S]
         good = [index for index in job.indices if index not in skipped]
         return Chunk(self._batch(torch.cat(videos), padded, lengths, good, job, gen), skipped)
+
+    def good_clips(self, job: Job, tick: Tick, skipped: dict[int, ClipError]) -> Iterator[Clip]:
+        """One by one; those that cannot be used are noted in `skipped`."""
+        for position, index in enumerate(job.indices):
+            tick(position)
+            try:
+                if position in job.bad:
+                    raise job.bad[position]
+                clip = usable(self.sources[job.task][index])
+            except ClipError as error:
+                skipped[index] = error
+                continue
+            yield clip
 
     def _render(self, source: BatchSource, job: Job) -> Chunk:
         gen = self._generator(job)

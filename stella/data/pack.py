@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.clip import Clip
-from stella.data.chunk import Chunk, Job, Maker, usable
+from stella.data.chunk import Chunk, Job, Maker
 from stella.data.packed import FRAMES, LENGTHS, SCALE, VERSION, WAVEFORMS, Header
 from stella.data.pool import Tick
 from stella.data.prepare import Summary, alone, progress_bar
@@ -99,16 +99,8 @@ class _Cutter(Maker):
     width: int | None = None
 
     def __call__(self, job: Job, tick: Tick) -> _Rows:
-        rows: list[_Row] = []
         skipped: dict[int, ClipError] = {}
-        for position, index in enumerate(job.indices):
-            tick(position)
-            try:
-                if position in job.bad:
-                    raise job.bad[position]
-                rows.append(self._row(usable(self.sources[job.task][index])))
-            except ClipError as error:
-                skipped[index] = error
+        rows = [self._row(clip) for clip in self.good_clips(job, tick, skipped)]
         return _Rows(None, skipped, job.task, rows)
 
     def _row(self, clip: Clip) -> _Row:

@@ -41,7 +41,7 @@ class TrainConfig:
     accumulate: int = 1  # batches for each step; the last step of a task takes those that are left
     device: str = "auto"
     precision: Precision = "auto"
-    compile: Compile = "auto"  # blocks, on a GPU: a minute at the first start, and faster steps
+    compile: Compile = "auto"  # a step's parts, on a GPU: a minute or two at the first start, and faster steps
     graph: bool = True  # on a GPU with the memory on it, whole steps as CUDA graphs
     checkpoint_minutes: float = 10.0
     keep_checkpoints: int = 2

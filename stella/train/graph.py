@@ -37,7 +37,8 @@ class Graphs:
         self.generators = [*generators, *([memory.generator] if memory is not None else [])]
         self._times: dict[Shape, int] = {}
         self._recorded: dict[Shape, Recorded] = {}
-        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # where a graph is recorded, and so where the steps before it run
+        # Where graphs are recorded, and so where the steps before that run.
+        self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, batches: Sequence[Batch]) -> Tensor:
         drawn = 0 if self.memory is None else self.memory.drawable

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,6 @@ def build_method(config: RunConfig, device: torch.device, initial: bool = True) 
         return method
 
 
-@lru_cache(maxsize=1)  # runs of one process on the same data share what is rendered
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
     """To train on and to evaluate on. Workers render for themselves: a cache in this process is of no use to them."""
     return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)

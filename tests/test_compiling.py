@@ -1,0 +1,100 @@
+"""Compiled parts compute what they compute as written, share what is compiled, and keep less for the backward pass."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from stella.model import compiling
+from stella.model.compiling import compilable, compiled, lean
+from stella.model.vit import Block
+
+DIM, HEADS = 24, 3
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """A compiler that needs no C++ and counts what it is given."""
+    torch._dynamo.reset()
+    counter, plain = CompileCounterWithBackend("aot_eager"), torch.compile
+
+    def compile(function: Callable[..., Any], **how: Any) -> Any:
+        assert how["fullgraph"] and not how["dynamic"]
+        return plain(function, backend=counter, fullgraph=True, dynamic=False)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    return counter
+
+
+def blocks() -> list[Block]:
+    torch.manual_seed(0)
+    return [Block(DIM, HEADS, 1e-5) for _ in range(3)]
+
+
+def run(x: Tensor, parts: list[Block], through: Callable[..., Tensor]) -> list[Tensor]:
+    """The output, and the gradients of input and weights."""
+    x = x.clone().requires_grad_()
+    out = x
+    for part in parts:
+        out = through(out, part.norm1, part.attn, part.norm2, part.mlp)
+        part.zero_grad()
+    out.square().sum().backward()
+    return [out, x.grad, *(p.grad.clone() for part in parts for p in part.parameters())]  # type: ignore[list-item]
+
+
+def plain_block(x: Tensor, norm1: Any, attn: Any, norm2: Any, mlp: Any) -> Tensor:
+    x = x + attn(norm1(x))
+    out: Tensor = x + mlp(norm2(x))
+    return out
+
+
+def test_blocks_of_one_shape_are_compiled_once_and_give_the_same(counter: CompileCounterWithBackend) -> None:
+    parts, x = blocks(), torch.randn(2, 5, DIM)
+    fast = compilable(lean(plain_block))
+    with compiled():
+        found = run(x, parts, fast)
+    assert counter.frame_count == 1
+    for ours, theirs in zip(found, run(x, parts, plain_block), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with compiled():
+        run(torch.randn(2, 7, DIM), parts, fast)
+    assert counter.frame_count == 2
+
+
+def test_nothing_is_compiled_outside(counter: CompileCounterWithBackend) -> None:
+    fast = compilable(plain_block)
+    with compiled():
+        with compiled(False):
+            run(torch.randn(1, 2, DIM), blocks(), fast)
+        assert compiling._on
+    run(torch.randn(1, 2, DIM), blocks(), fast)
+    assert counter.frame_count == 0 and not compiling._on
+
+
+def test_an_error_inside_ends_it() -> None:
+    with pytest.raises(ZeroDivisionError), compiled():
+        raise ZeroDivisionError
+    assert not compiling._on
+
+
+def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBackend) -> None:
+    """Of a block: input, qkv (3), attention's output, its projection and the MLP's hidden layer (4): 10 widths a token.
+    Without it at least the two normalised inputs and the hidden layer after GELU come on top."""
+
+    def kept(function: Callable[..., Tensor]) -> float:
+        part, x, sizes = blocks()[0], torch.randn(4, 50, DIM, requires_grad=True), {}
+        weights = {p.untyped_storage().data_ptr() for p in part.parameters()}
+
+        def note(t: Tensor) -> Tensor:
+            if t.untyped_storage().data_ptr() not in weights and t.dim() > 1:
+                sizes[t.data_ptr()] = t.numel()
+            return t
+
+        with compiled(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            compilable(function)(x, part.norm1, part.attn, part.norm2, part.mlp)
+        return sum(sizes.values()) / x.numel()
+
+    assert 9.5 < kept(lean(plain_block)) < 11 < 14 < kept(plain_block)
