@@ -23,6 +23,7 @@ from stella.methods.finetune import Finetune
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
+from stella.train import run as run_module
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import FREE, model_config, settle
 from stella.train.run import RunResult, build_method, pretrain, resume
@@ -109,6 +110,13 @@ def test_two_runs_of_one_configuration_are_equal_and_of_another_seed_are_not(
         pretrain(quick("stella", f"seed={seed}"), tmp_path / str(seed), console=QUIET)
     assert same(outcome(tmp_path / "0"), outcome(whole("stella")))
     assert not same(outcome(tmp_path / "0")["weights"], outcome(tmp_path / "1")["weights"])
+
+
+def test_a_run_says_what_its_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, said = run_module.runtime, io.StringIO()
+    monkeypatch.setattr(run_module, "runtime", lambda *how: replace(plain(*how), remark="not compiled here"))
+    pretrain(quick("finetune"), tmp_path / "run", console=Console(file=said))
+    assert said.getvalue().count("not compiled here") == 1
 
 
 def test_no_weight_depends_on_task_labels(
