@@ -112,7 +112,7 @@ def test_runs_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tabel1"], "choose one of audio_selection, efficiency, memory_size"),
+        (["tabel1"], "choose one of audio_selection, efficiency, fast, memory_size"),
         (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
         (["table1", "--orders", "random"], "choose from original, shuffled"),
         (["table1", "--seeds-list", "3,x"], "whole numbers"),
