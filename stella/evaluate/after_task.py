@@ -34,7 +34,7 @@ def evaluate_tasks(
 
     `clips` says how many of each task could be used. What needs a matching module is None without one, and
     `importance_ratio` is None for a task without masks. Retrieval depends on no random number; the matching module is
-    judged on `MATCHING_CLIPS` clips of each task with mismatches that the seed chooses, the same after every task.
+    judged on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches that the seed chooses.
     """
     if not tasks:
         raise StellaError("there is no task to evaluate on; name at least one")
@@ -51,8 +51,8 @@ def evaluate_tasks(
         return record
     matched = []
     for position, (_, source) in enumerate(tasks):
+        some = some_of(source, MATCHING_CLIPS, generator("matching", position))
         gen = generator(seed, "matching", position)
-        some = some_of(source, MATCHING_CLIPS, gen)
         matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast, beta))
     ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
     return record | {

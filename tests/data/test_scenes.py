@@ -109,6 +109,15 @@ def test_scenes_are_a_batch_source_of_the_stated_shapes() -> None:
     assert SIZES["scenes-full"].spec_frames == 1024
 
 
+@pytest.mark.parametrize("size", ["scenes", "scenes-hard"])
+def test_labels_without_the_clip_are_the_clip_s(size: str) -> None:
+    scenes = Scenes("task3", "eval", 6, size=size)
+    for i in range(6):
+        alone, whole = scenes.labels(i), scenes[i].labels
+        assert (alone.name, alone.task) == (whole.name, whole.task)
+        assert torch.equal(alone.mask, whole.mask) and torch.equal(alone.events, whole.events)
+
+
 @pytest.mark.parametrize(
     ("task", "size", "length"), [("task7", "scenes", 1), ("task1", "huge", 1), ("task1", "scenes", 0)]
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from stella.clip import SAMPLE_RATE, Clip, Labels
 from stella.data.scenes.classes import TASKS, classes
 from stella.data.scenes.draw import EASY, HARD, SLOTS, Draw, Variant, draw
-from stella.data.scenes.picture import pictures
+from stella.data.scenes.picture import masks, pictures
 from stella.data.scenes.sound import waveforms
 from stella.errors import ConfigError
 
@@ -66,9 +66,16 @@ class Scenes:
         device = torch.device("cpu")
         picture = pictures(d, self.size.frame_times, self.size.pixels, device)
         audio = waveforms(d, self.size.duration, SAMPLE_RATE, device)
+        return Clip(self.clip_id(index), picture.frames[0], audio[0], self._labels(d, picture.mask))
+
+    def labels(self, index: int) -> Labels:
+        """`scenes[i].labels`, without rendering the clip."""
+        d = self.draw([index])
+        return self._labels(d, masks(d, self.size.frame_times, self.size.pixels))
+
+    def _labels(self, d: Draw, mask: Tensor) -> Labels:
         name = classes(self.task)[int(d.label[0])].name
-        labels = Labels(name, self.task, picture.mask[0], torch.from_numpy(events(d)[0]))
-        return Clip(self.clip_id(index), picture.frames[0], audio[0], labels)
+        return Labels(name, self.task, mask[0], torch.from_numpy(events(d)[0]))
 
     def clip_id(self, index: int) -> str:
         return f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
