@@ -18,6 +18,7 @@ from test_checkpoint import small_disk
 
 from stella.clip import Batch
 from stella.errors import ConfigError, StellaError
+from stella.evaluate.after_task import evaluate_tasks
 from stella.methods import METHODS, Losses, MemoryConfig
 from stella.methods.finetune import Finetune
 from stella.model import weights
@@ -394,3 +395,20 @@ def test_the_final_weights_are_the_last_checkpoints(tmp_path: Path) -> None:
     assert all(torch.equal(value, state[f"avm.{name}"]) for name, value in loaded.avm.state_dict().items())
     assert loaded.extra["scores"]["A"] == result.end["A"]
     assert loaded.extra["config"]["method"] == "stella"
+
+
+def test_a_slow_copy_is_what_is_evaluated_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLS-ER: the stable copy, and not the model that is trained."""
+    evaluated: list[dict[str, Any]] = []
+
+    def evaluate(model: CAV, *args: Any, **kwargs: Any) -> Any:
+        evaluated.append({name: value.clone() for name, value in model.state_dict().items()})
+        return evaluate_tasks(model, *args, **kwargs)
+
+    monkeypatch.setattr(run_module, "evaluate_tasks", evaluate)
+    pretrain(quick("cls_er"), tmp_path, console=QUIET)
+    state = outcome(tmp_path)["state"]["trainer"]["method"]
+    saved = dict(weights.load(tmp_path / "model.safetensors").model.state_dict())
+    stable, working = ({name: state[f"{which}.{name}"] for name in saved} for which in ("stable.model", "model"))
+    assert same(saved, stable) and same(evaluated[-1], stable)
+    assert not same(saved, working)
