@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from stella import losses
 from stella.clip import Batch
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
-from stella.model.avm import AVM, draw_pairs, match, score
+from stella.model.avm import AVM, draw_pairs, matching_loss, score
 from stella.model.cav import CAV
 from stella.rng import generator
 
@@ -37,7 +36,7 @@ class Initial(Method):
     def loss(self, batch: Batch) -> Losses:
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
         scored = score(self.model, self.avm, a, v)
-        matching = match(self.model, self.avm, scored, draw_pairs(len(batch), self.generators["pairs"]))
-        return Losses(
-            self.parts(self.pretrain(a, v)) | {"avm": losses.matching(matching.logits, matching.labels).mean()}
-        )
+        pairs = draw_pairs(len(batch), self.generators["pairs"])
+        matching = matching_loss(self.model, self.avm, scored, pairs)
+        del scored  # large, and not needed any more
+        return Losses(self.parts(self.pretrain(a, v)) | {"avm": matching})

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stella import losses, selection
+from stella import selection
 from stella.clip import Batch
 from stella.errors import ConfigError
 from stella.memory import Column, MemoryBatch
@@ -37,7 +37,7 @@ from stella.methods.base import (
     output_rows,
     penalty,
 )
-from stella.model.avm import AVM, Scored, Scoring, draw_pairs, match, score
+from stella.model.avm import AVM, Scored, Scoring, draw_pairs, matching_loss, score
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.rng import generator
 
@@ -178,8 +178,7 @@ class STELLA(Method):
     def matching(self, scored: Scored) -> Tensor:
         """Step 2: the matching module's own loss, which reaches nothing but the module."""
         pairs = draw_pairs(len(scored.x_a), self.generators["pairs"])
-        matching = match(self.model, self.avm, scored, pairs)
-        return losses.matching(matching.logits, matching.labels).mean()
+        return matching_loss(self.model, self.avm, scored, pairs)
 
     def remember(self, batch: Batch, scores: Scores, kept_a: Patches, kept_v: Patches) -> dict[str, Tensor]:
         """Step 9, beside the pooled outputs: the clips and their scores."""

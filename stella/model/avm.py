@@ -3,12 +3,15 @@
 Nothing here sends a gradient into the backbone: the backbone's outputs are detached where they enter.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stella import losses
 from stella.errors import ConfigError
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.model.compiling import compilable, lean
@@ -179,3 +182,34 @@ def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
     labels = o_a.new_zeros(len(o_a))
     labels[: len(pairs.matched)] = 1
     return Matching(avm(o_a, o_v), labels)
+
+
+def matching_loss(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Tensor:
+    """Eq. avm_loss, a scalar that reaches nothing but the module.
+
+    Its gradients are taken at once: what they need is large, and would be kept all through the backbone's step.
+    """
+    found = match(model, avm, scored, pairs)
+    return _at_once(losses.matching(found.logits, found.labels).mean(), avm.parameters())
+
+
+def _at_once(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """The same loss with the same gradients, already known."""
+    reached = [p for p in parameters if p.requires_grad]
+    if not loss.requires_grad:
+        return loss
+    with torch.autocast(loss.device.type, enabled=False):  # as any backward pass
+        gradients = torch.autograd.grad(loss, reached)
+    known: Tensor = _Known.apply(loss.detach(), gradients, *reached)  # type: ignore[no-untyped-call]
+    return known
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *weight: Tensor) -> Any:
+        return None, None, *(weight[0] * gradient for gradient in ctx.gradients)
