@@ -5,10 +5,10 @@ A new method needs no line here. First on scenes, through stream and trainer; th
 
 import copy
 import dataclasses
-import importlib.util
 import inspect
 import io
-import re
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from example import DOCS, EXAMPLE, EXAMPLE_NAME, example
 from method_scenes import Told, advance, held_out, scenes, trainer
 from method_toys import ALL_ENTER, TOY, YES, assert_same_weights, batch, batches, method, optimiser, step, train
 from torch import Tensor
@@ -29,9 +30,6 @@ from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV
 from stella.report.methods import hyper_parameters
 
-DOCS = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
-[EXAMPLE] = re.findall(r"```python\n(.+?)```", DOCS, re.S)
-[(EXAMPLE_NAME, EXAMPLE_CLASS)] = re.findall(r'^    "(\w+)": "\1\.(\w+)",$', DOCS, re.M)
 NO = torch.tensor(False)
 
 every = pytest.mark.parametrize("name", [*METHODS, EXAMPLE_NAME])
@@ -40,16 +38,9 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 @pytest.fixture(scope="module", autouse=True)
 def _example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The example as a file and an entry, as the page tells its reader."""
-    file = tmp_path_factory.mktemp("example") / f"{EXAMPLE_NAME}.py"
-    file.write_text(EXAMPLE, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(EXAMPLE_NAME, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    """The example as an entry of the registry."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, EXAMPLE_NAME, module)
-        spec.loader.exec_module(module)
-        patch.setitem(METHODS, EXAMPLE_NAME, getattr(module, EXAMPLE_CLASS))
+        patch.setitem(METHODS, EXAMPLE_NAME, example(tmp_path_factory.mktemp("example")))
         yield
 
 
@@ -82,6 +73,20 @@ def test_the_documentation_tells_of_them_as_they_are() -> None:
         told = ", ".join(f"{field}={default}" for field, default, _, _ in hyper_parameters(cls.Config)) or "–"
         assert [title, parameters, citation] == [cls.title, told, cls.citation]
     assert len(EXAMPLE.splitlines()) < 60
+
+
+def test_a_new_method_needs_no_change_of_other_tests() -> None:
+    """All others that go through the registry, run with the example in it: recipes, curves, runs, commands, pages."""
+    here = Path(__file__).parent
+    places = [here.parent / place for place in ("test_recipes.py", "test_cli.py", "report", "train")]
+    chosen = ["-k", f"{EXAMPLE_NAME} or methods or main_comparison", "-m", "not slow"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "example", "-p", "no:cacheprovider", *map(str, places), *chosen],
+        env=os.environ | {"PYTHONPATH": str(here)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 # ---- on scenes
