@@ -10,7 +10,7 @@ from typing import Any
 
 from stella.config import build
 from stella.data.skipped import Skipped
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError
 from stella.evaluate import forgetting
 from stella.methods import METHODS
 from stella.train.config import FREE
@@ -75,10 +75,7 @@ def read_run(path: Path | str) -> RunRecord:
     folder = RunFolder(path)
     config = folder.read_config()
     environment = json.loads(folder.environment.read_text(encoding="utf-8")) if folder.environment.exists() else {}
-    try:
-        metrics, speed = read_lines(folder.metrics), read_lines(folder.speed)
-    except ValueError as error:
-        raise StellaError(f"{folder.root} has a damaged line in its metrics ({error}); restore it") from error
+    metrics, speed = read_lines(folder.metrics), read_lines(folder.speed)
     return RunRecord(folder.root, config, environment, metrics, speed, _skipped(folder.skipped))
 
 

@@ -75,13 +75,21 @@ class RunFolder:
 
 
 class Lines:
-    """A JSON-lines file to append to. Each line is handed to the system at once."""
+    """A JSON-lines file to append to. Each line is handed to the system at once, whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
+        self._cut(path.read_bytes().rfind(b"\n") + 1)  # a kill can tear the last line
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        rest = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        before = self._file.tell()
+        try:
+            while rest:  # a disk that is nearly full takes a part, and refuses what is left
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._cut(before)
+            raise
 
     def sync(self) -> int:
         """Force it to the disk; its length."""
@@ -91,13 +99,25 @@ class Lines:
     def close(self) -> None:
         self._file.close()
 
+    def _cut(self, length: int) -> None:
+        self._file.truncate(length)
+        self._file.seek(length)
+
 
 def read_lines(path: Path) -> list[Line]:
     """The whole lines of a file; a kill can tear the last."""
     if not path.exists():
         return []
     *whole, _ = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in whole]
+    return [_parse(line, path, number) for number, line in enumerate(whole, 1)]
+
+
+def _parse(line: bytes, path: Path, number: int) -> Line:
+    try:
+        parsed: Line = json.loads(line)
+    except ValueError as error:
+        raise StellaError(f"line {number} of {path} is damaged ({error}); restore it, or take that line out") from error
+    return parsed
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 
 def test_a_damaged_line_and_a_folder_without_a_run_are_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path / "damaged")
-    (path / "metrics.jsonl").write_text('{"kind"\n{"kind": "end"}\n')
-    with pytest.raises(StellaError, match="damaged"):
+    (path / "speed.jsonl").write_text('{"kind"\n{"kind": "end"}\n')
+    with pytest.raises(StellaError, match=r"line 1 of .*speed\.jsonl is damaged"):
         read_run(path)
     with pytest.raises(StellaError, match=r"config\.json"):
         read_run(tmp_path / "nowhere")

@@ -24,6 +24,8 @@ from stella.methods.finetune import Finetune
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
+from stella.report.page import write_page
+from stella.report.record import read_run
 from stella.train import run as run_module
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import FREE, model_config, settle
@@ -231,6 +233,29 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path, who
     assert state is not None and 0 < state["trainer"]["counters"]["step"] < 9
     assert pretrain(config, tmp_path, resume=True, console=QUIET).finished
     assert same(outcome(tmp_path), outcome(whole("er")))
+
+
+def test_a_full_disk_while_lines_are_written_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    config = quick("finetune", "stream.epochs=4", "train.log_every=1")
+    told = rf"{tmp_path}/run cannot be written .*nothing up to the last checkpoint is lost.*--resume"
+    with small_disk(1500), pytest.raises(StellaError, match=told):  # one evaluation and a few steps
+        pretrain(config, tmp_path / "run", console=QUIET)
+    for name in ("metrics.jsonl", "speed.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes().endswith(b"}\n")
+    assert pretrain(config, tmp_path / "run", resume=True, console=QUIET).finished
+    pretrain(config, tmp_path / "whole", console=QUIET)
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_a_run_goes_on_after_a_torn_line_of_speed_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_early(tmp_path / "run", monkeypatch)
+    with (tmp_path / "run" / "speed.jsonl").open("ab") as file:
+        file.write(b'{"kind": "st')
+    assert resume(tmp_path / "run", console=QUIET).finished
+    assert [line["kind"] for line in read_run(tmp_path / "run").speed].count("start") == 2
+    assert "Results" in write_page([tmp_path / "run"], tmp_path / "report.html").read_text()
 
 
 def test_a_finished_run_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

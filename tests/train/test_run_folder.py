@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_checkpoint import small_disk
 
 from stella.errors import StellaError
 from stella.train.folder import Lines, RunFolder, read_lines, write_json
@@ -46,6 +47,36 @@ def test_a_torn_line_is_not_read_and_cut_takes_it_away(tmp_path: Path) -> None:
     lines.write({"kind": "step", "step": 3})
     lines.close()
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 3]
+
+
+def test_lines_go_on_after_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st')
+    lines = Lines(path)
+    assert lines.sync() == len(b'{"step": 1}\n')
+    lines.write({"step": 2})
+    assert lines.sync() == path.stat().st_size
+    lines.close()
+    assert read_lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_full_disk_takes_a_line_whole_or_not_at_all(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "speed.jsonl")
+    lines.write({"step": 1})
+    before = lines.sync()
+    with small_disk(before + 5), pytest.raises(OSError):
+        lines.write({"step": 2})
+    assert (tmp_path / "speed.jsonl").stat().st_size == before
+    lines.write({"step": 3})
+    lines.close()
+    assert read_lines(tmp_path / "speed.jsonl") == [{"step": 1}, {"step": 3}]
+
+
+def test_a_damaged_line_is_told_with_its_file(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(b'{"kind": "step"}\n{"kind": "st{"kind": "end"}\n')
+    with pytest.raises(StellaError, match=r"line 2 of .*metrics\.jsonl is damaged"):
+        _ = folder.end
 
 
 def test_metrics_shorter_than_the_checkpoint_says_are_refused(tmp_path: Path) -> None:
