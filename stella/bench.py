@@ -5,19 +5,21 @@ clips that lie on the device, with a memory that is being filled. What is report
 """
 
 import csv
+import fcntl
 import gc
 import math
 import statistics
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from rich.console import Console
@@ -33,6 +35,8 @@ from stella.train.config import RunConfig
 from stella.train.run import build_method
 from stella.train.runtime import Clock, runtime
 from stella.train.trainer import Trainer
+
+T = TypeVar("T")
 
 WARM_UPS = 12  # steps until every method's shapes have settled, and are compiled and recorded
 
@@ -127,6 +131,54 @@ def measure(
         stages=stages,
         feed="synthetic" if stream is None else "packed",
     )
+
+
+class Turn:
+    """For processes that start together: inside `with turn:` one is alone, once all are ready."""
+
+    def __init__(self, folder: Path, name: str, processes: int) -> None:
+        self.folder, self.name, self.processes = folder, name, processes
+
+    def ready(self) -> None:
+        (self.folder / f"ready {self.name}").touch()
+
+    def __enter__(self) -> None:
+        _let_go()
+        self.ready()
+        while len(list(self.folder.glob("ready *"))) < self.processes:
+            time.sleep(0.1)
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+
+def one_after_the_other(
+    function: Callable[..., T], jobs: Mapping[str, tuple[Any, ...]], processes: int
+) -> Iterator[tuple[str, T | Exception]]:
+    """`function(*job, alone=…)` of each job in a fresh process; what failed has its error.
+
+    So many processes start together, since compiling is the processor's work; each measures inside `alone`.
+    """
+    names = list(jobs)
+    for start in range(0, len(names), processes):
+        group = names[start : start + processes]
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
+            turns = {name: Turn(Path(folder), name.replace("/", "-"), len(group)) for name in group}
+            going = {name: pool.submit(_job, function, jobs[name], turns[name]) for name in group}
+            for name, each in going.items():
+                try:
+                    yield name, each.result()
+                except Exception as error:  # the others are worth having
+                    yield name, error
+
+
+def _job(function: Callable[..., T], job: tuple[Any, ...], turn: Turn) -> T:
+    try:
+        return function(*job, alone=turn)
+    finally:
+        turn.ready()  # whoever fails keeps nobody waiting
 
 
 def make_trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
@@ -266,19 +318,25 @@ def rows_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def bench(configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console) -> list[Row]:
-    """Each configuration at each batch size in a fresh process, one after the other."""
+def bench(
+    configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console, processes: int = 1
+) -> list[Row]:
+    """Each configuration at each batch size in a fresh process, so many started at a time."""
+    sized = {
+        f"{name}, batch {batch}": (name, replace(config, stream=replace(config.stream, batch_size=batch)))
+        for batch in batches
+        for name, config in configs.items()
+    }
     rows = []
-    for batch in batches:
-        for name, config in configs.items():
-            sized = replace(config, stream=replace(config.stream, batch_size=batch))
-            with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                row = replace(process.submit(measure, sized, steps).result(), name=name)
-            rows.append(row)
-            stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in row.stages.items())
-            console.print(
-                f"{name}, batch {batch}: {row.clips_per_second:.1f} clips/s, {row.peak_gib:.2f} GiB; "
-                f"ready after {row.start_seconds:.0f} s; ms: {stages}",
-                highlight=False,
-            )
+    jobs = {key: (config, steps) for key, (_, config) in sized.items()}
+    for key, found in one_after_the_other(measure, jobs, processes):
+        if isinstance(found, Exception):
+            raise found
+        rows.append(replace(found, name=sized[key][0]))
+        stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in found.stages.items())
+        console.print(
+            f"{key}: {found.clips_per_second:.1f} clips/s, {found.peak_gib:.2f} GiB; "
+            f"ready after {found.start_seconds:.0f} s; ms: {stages}",
+            highlight=False,
+        )
     return rows

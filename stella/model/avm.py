@@ -93,12 +93,10 @@ class Scoring:
     frames: int = 1  # of so many frames one is scored
 
     def check(self, model: CAVConfig) -> None:
-        """Refuse what does not divide a model's patches."""
-        rows = model.grid_a[1], model.grid_v[2]
-        if self.every < 1 or self.frames < 1 or any(n % self.every for n in rows) or model.frames % self.frames:
+        """Refuse what a model has not."""
+        if self.every < 1 or self.frames < 1 or model.frames % self.frames:
             raise ConfigError(
-                f"score_every={self.every} must divide {rows[0]} mel patches and {rows[1]} columns, and "
-                f"score_frames={self.frames} the {model.frames} frames"
+                f"score_every={self.every} must be at least 1, score_frames={self.frames} divide {model.frames} frames"
             )
         if self.depth is not None and not 1 <= self.depth <= model.fusion_from:
             raise ConfigError(f"score_depth={self.depth} must lie in 1…{model.fusion_from}, the encoders' blocks")
@@ -110,8 +108,9 @@ ALL = Scoring()
 @torch.no_grad()
 def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> Scored:
     """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
-    a, at_a, stands_a = _thin(a, how.every, 1, 1)
-    v, at_v, stands_v = _thin(v, how.every, how.frames, model.config.frames)
+    c = model.config
+    a, at_a, stands_a = _thin(a, (1, *c.grid_a), 1, how.every)
+    v, at_v, stands_v = _thin(v, c.grid_v, how.frames, how.every)
     x_a, x_v = model.encode_a(a, how.depth), model.encode_v(v, how.depth)
     o_a, o_v = model.fuse_joint(x_a, x_v, at_a, at_v)
     qk = avm.project(o_a, o_v)
@@ -124,18 +123,18 @@ def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> S
     return Scored(x_a, x_v, o_a, o_v, at_a, at_v, QueriesKeys(q_a, k_a, q_v, k_v))
 
 
-def _thin(patches: Patches, every: int, frame_every: int, frames: int) -> tuple[Patches, Tensor | None, Tensor | None]:
-    """The patches to look at, and for each of all which of these stands for it."""
-    if every == frame_every == 1:
+def _thin(
+    patches: Patches, grid: tuple[int, int, int], frames: int, every: int
+) -> tuple[Patches, Tensor | None, Tensor | None]:
+    """The patches to look at, the first of each group, and for each of all which of these stands for it."""
+    if frames == every == 1:
         return patches, None, None
-    batch, length = patches.positions.shape
-    all_ = torch.arange(length, device=patches.positions.device)
-    in_frame = length // frames
-    kept = (all_ % every == 0) & (all_ // in_frame % frame_every == 0)
-    n = length // every // frame_every
-    index = torch.sort(torch.where(kept, all_, length)).values[:n]
-    stands = all_ // in_frame // frame_every * (in_frame // every) + all_ % in_frame // every
-    return patches.take(index.expand(batch, -1)), index, stands
+    device = patches.positions.device
+    all_ = torch.arange(grid[0] * grid[1] * grid[2], device=device).view(grid)
+    some = all_[::frames, :, ::every]
+    order = torch.arange(some.numel(), device=device).view(some.shape)
+    stands = order.repeat_interleave(frames, 0).repeat_interleave(every, 2)[..., : grid[2]]
+    return patches.take(some.flatten().expand(len(patches.positions), -1)), some.flatten(), stands.flatten()
 
 
 def _spread(x: Tensor, stands: Tensor | None) -> Tensor:

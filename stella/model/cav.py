@@ -108,13 +108,18 @@ class Patches:
     positions: Tensor  # int64 [B, K]
 
     def take(self, index: Tensor) -> "Patches":  # [B, k] into these K
-        values = self.values.gather(1, index[..., None].expand(-1, -1, self.values.shape[2]))  # [B, k, patch]
-        return Patches(values, self.positions.gather(1, index))
+        return Patches(*_take(self.values, self.positions, index))
 
     @staticmethod
     def cat(several: Sequence["Patches"]) -> "Patches":
         """One batch out of several with as many patches a clip."""
         return Patches(torch.cat([p.values for p in several]), torch.cat([p.positions for p in several]))
+
+
+@compilable
+def _take(values: Tensor, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    rows = index[..., None].expand(-1, -1, values.shape[2])
+    return values.gather(1, rows), positions.gather(1, index)  # [B, k, patch], [B, k]
 
 
 @dataclass(frozen=True)

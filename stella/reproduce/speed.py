@@ -1,16 +1,15 @@
 """What a step of each method costs: clips a second and peak memory, without what loading costs."""
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from stella.bench import advance, make_trainer, step_times
+from stella.bench import advance, make_trainer, one_after_the_other, step_times
 from stella.errors import StellaError
 from stella.reproduce.results import provenance
 from stella.train.config import RunConfig, settle
@@ -23,25 +22,31 @@ class Speed:
     peak_bytes: int  # of the GPU where there is one, else of the process
 
 
-def measure(config: RunConfig, steps: int, warmup: int) -> Speed:
+def measure(config: RunConfig, steps: int, warmup: int, alone: AbstractContextManager[Any] | None = None) -> Speed:
     """The median of steps as a run takes them, after a warm-up. The peak is of this process, whatever it did before:
     `measure_all` gives each configuration a fresh one."""
     config = settle(config)
     trainer = make_trainer(config)
     advance(trainer, warmup)
     clips = config.stream.batch_size * config.train.accumulate
-    return Speed(1e3 * clips / median(step_times(trainer, steps)), trainer.runtime.peak_bytes())
+    with alone or nullcontext():
+        advance(trainer, 1)
+        ms = median(step_times(trainer, steps))
+    return Speed(1e3 * clips / ms, trainer.runtime.peak_bytes())
 
 
-def measure_all(configs: Mapping[str, RunConfig], steps: int, warmup: int, console: Console) -> list[dict[str, Any]]:
-    """One line for each configuration, each measured in a process of its own, one after the other."""
+def measure_all(
+    configs: Mapping[str, RunConfig], steps: int, warmup: int, console: Console, processes: int = 1
+) -> list[dict[str, Any]]:
+    """One line for each configuration, each measured alone in a process of its own; so many are started together."""
     rows = []
-    for name, config in configs.items():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-            try:
-                speed = fresh.submit(measure, config, steps, warmup).result()
-            except BrokenProcessPool as error:
-                raise StellaError(f"measuring {name} was killed; is there enough memory?") from error
+    jobs = {name: (config, steps, warmup) for name, config in configs.items()}
+    for name, speed in one_after_the_other(measure, jobs, processes):
+        if isinstance(speed, BrokenProcessPool):
+            raise StellaError(f"measuring {name} was killed; is there enough memory?") from speed
+        if isinstance(speed, Exception):
+            raise speed
+        config = configs[name]
         facts = environment(_machine(config))
         about = {"name": name, "method": config.method, "batch": config.stream.batch_size, "steps": steps}
         sizes = {"model": config.model.preset, "clips": config.data.size, "precision": facts["precision"]}
