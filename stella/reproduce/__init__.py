@@ -45,7 +45,7 @@ def reproduce(
     if recipe.speed is not None:
         folder.mkdir(parents=True, exist_ok=True)
         configs = _for_device(name, recipe, only, orders, overrides)
-        measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console)
+        measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console, processes)
         write_text(folder / "results.csv", to_csv(measured))
     else:
         exit_code = train_all(runs(name, overrides, only, orders), seeds, folder, console, processes)
