@@ -146,9 +146,9 @@ class Memory:
         self._write(slots if taken is None else torch.where(taken.to(self.device), slots, self.capacity), columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all of it on the CPU, with the filled rows alone."""
-        held = len(self)
-        rows = {name: t[:held].to("cpu", copy=True) for name, t in self._rows.items()}
+        """On the CPU, with the filled rows alone. Those of a memory on the CPU are its own, as a module's are: whoever
+        keeps them copies them; a checkpoint needs no second memory for them."""
+        rows = {name: _alone(t[: len(self)].cpu()) for name, t in self._rows.items()}
         return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -197,6 +197,11 @@ class Memory:
         # this gather, and torch rounds a pinned allocation up to a power of two.
         staged = torch.empty(len(slots), *rows.shape[1:], dtype=rows.dtype, pin_memory=True)
         return torch.index_select(rows, 0, slots, out=staged).to(to, non_blocking=True)
+
+
+def _alone(rows: Tensor) -> Tensor:
+    """The first rows of a tensor in a storage of no more, without a copy: torch.save writes whole storages."""
+    return torch.empty(0, dtype=rows.dtype).set_(rows.untyped_storage()[: rows.nbytes], 0, rows.shape, rows.stride())
 
 
 def bytes_per_clip(columns: Mapping[str, Column]) -> int:

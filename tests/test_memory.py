@@ -1,6 +1,7 @@
 """The rehearsal memory: a uniform sample of the stream, in exactly the bytes declared."""
 
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,7 @@ def test_rows_carry_no_gradient() -> None:
 @pytest.mark.parametrize("before", [0, 4, 30])
 def test_what_a_step_left_out_computed_changes_nothing(before: int) -> None:
     memory = fill(make(10), before, 4)
-    rows = memory.state_dict()["rows"]
+    rows = deepcopy(memory.state_dict()["rows"])
     memory.add(**clips(900, 5), taken=torch.tensor(False))
     if before:
         memory.update(memory.draw(3).slots, torch.tensor(False), z=torch.full((3, 4), torch.nan))
@@ -258,6 +259,13 @@ def test_only_filled_rows_travel(tmp_path: Path) -> None:
     assert (tmp_path / "memory.pt").stat().st_size < 20_000
 
 
+def test_on_the_cpu_a_state_takes_no_second_memory() -> None:
+    memory = fill(make(20), 15, 5)
+    for name, rows in memory.state_dict()["rows"].items():
+        assert rows.data_ptr() == memory._rows[name].data_ptr()
+        assert rows.untyped_storage().nbytes() == 15 * memory.columns[name].bytes
+
+
 def test_a_state_of_other_sizes_is_refused() -> None:
     state = fill(make(20), 5, 5).state_dict()
     with pytest.raises(StellaError, match="capacity was 20 and is now 21"):
@@ -294,7 +302,8 @@ def test_clips_of_a_gpu_stay_together_wherever_the_memory_lies(device: str) -> N
         drawn = memory.draw(7, to="cuda")
         assert drawn["z"].device.type == "cuda"
         assert torch.equal(drawn["z"][:, 0], drawn.ids.half()) and len(set(drawn.ids.tolist())) == 7
-    other = make(20, "another seed", device)
-    other.load_state_dict(memory.state_dict())
+    other, state = make(20, "another seed", device), memory.state_dict()
+    assert {rows.device.type for rows in state["rows"].values()} == {"cpu"}
+    other.load_state_dict(state)
     assert held(other) == held(memory)
     assert torch.equal(other.draw(5).ids, memory.draw(5).ids)

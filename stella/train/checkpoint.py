@@ -48,12 +48,15 @@ class Checkpoints:
         return path
 
     def load(self) -> State | None:
-        """The newest whole checkpoint, on the CPU; None if there is none. Broken ones are put out of the way."""
+        """The newest whole checkpoint, on the CPU; None if there is none. Broken ones are put out of the way.
+
+        Its tensors lie in the file until they are touched: copy what is kept, or the file keeps its room on the disk.
+        """
         for left_over in self.folder.glob("step-*.tmp"):
             left_over.unlink()
         for path in self._found():
             if digest(path) == path.stem.rpartition("-")[2]:
-                state: State = torch.load(path, map_location="cpu", weights_only=True)
+                state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 return state
             path.rename(path.with_suffix(".broken"))
         return None

@@ -8,6 +8,7 @@ with the same outcome.
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,8 +123,9 @@ class Run:
         self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
-        if state is not None:
-            self.trainer.load_state_dict(state["trainer"])
+        if state is not None:  # of which these would be kept as they are
+            kept = {name: deepcopy(state["trainer"][name]) for name in ("meter", "optimizer")}
+            self.trainer.load_state_dict(state["trainer"] | kept)
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()

@@ -40,7 +40,8 @@ def copies(one: Method) -> list[Average]:
 def everything(one: Method) -> dict[str, Tensor]:
     """All tensors of a method, its memory's included."""
     rows = one.memory.state_dict()["rows"]
-    return {key: value.clone() for key, value in one.state_dict().items()} | {f"memory.{k}": v for k, v in rows.items()}
+    tensors = dict(one.state_dict()) | {f"memory.{key}": value for key, value in rows.items()}
+    return {key: value.clone() for key, value in tensors.items()}
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

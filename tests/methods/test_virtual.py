@@ -287,7 +287,7 @@ def test_gmed_writes_edits_back_and_then_adds() -> None:
     one, b = method("gmed", clips=6, alpha=100.0), batch(4, 6)
     train(one, [6])
     remembered(one, [0, 1, 2, 3, 4, 5])
-    before = one.memory.state_dict()["rows"]
+    before = copy.deepcopy(one.memory.state_dict()["rows"])
     virtual, memory = one.generators["virtual"].get_state(), one.memory.generator.get_state()
     edited = one.edit(b, one.draw(b))
     one.generators["virtual"].set_state(virtual)
@@ -335,7 +335,7 @@ def test_gmed_ages_count_the_edits_of_each_clip() -> None:
 def test_gmed_writes_nothing_of_a_step_left_out() -> None:
     one, b = method("gmed", clips=6, alpha=100.0), batch(4, 6)
     train(one, [6])
-    before = one.memory.state_dict()
+    before = copy.deepcopy(one.memory.state_dict())
     one.after_step(b, one.loss(b), NO)
     after = one.memory.state_dict()
     assert after["seen"] == before["seen"]

@@ -56,6 +56,19 @@ def test_views_do_not_drag_along_what_they_are_views_of(tmp_path: Path) -> None:
     assert path.stat().st_size < 10_000
 
 
+def test_what_is_loaded_stays_in_the_file_until_it_is_touched(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(1, {"memory": torch.ones(20_000_000)})
+    before = resident()
+    state = Checkpoints(tmp_path).load()
+    assert state is not None and resident() < before + 20_000_000
+    assert state["memory"].sum() == 20_000_000
+
+
+def resident() -> int:
+    """Bytes of this process that only its own memory holds."""
+    return next(1024 * int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssAnon"))
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_broken_one_is_put_aside_for_the_one_before(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)

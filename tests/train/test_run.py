@@ -235,6 +235,19 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path, who
     assert same(outcome(tmp_path), outcome(whole("er")))
 
 
+def test_a_resumed_run_holds_nothing_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped_early(tmp_path, monkeypatch)
+    mapped: list[bool] = []
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+        return plain(self)
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    assert resume(tmp_path, console=QUIET).finished and not any(mapped)
+
+
 def test_a_full_disk_while_lines_are_written_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
     config = quick("finetune", "stream.epochs=4", "train.log_every=1")
     told = rf"{tmp_path}/run cannot be written .*nothing up to the last checkpoint is lost.*--resume"
