@@ -1,7 +1,8 @@
 """What a method is: losses of a batch, and what it remembers of it. A method never sees a task.
 
-`loss` gives named parts, `after_step` fills the memory; backward, steps and casts are the trainer's. What all methods
-share stands here: the objective L on given patches, the draw from memory, the columns of a whole clip.
+`loss` gives named parts, `after_step` fills the memory, `follow` moves what follows the weights; backward, steps and
+casts are the trainer's. What all methods share stands here: the objective L on given patches, the draw from memory, the
+columns of a whole clip.
 
 Random numbers come from `generators`, each for one purpose, so that methods that differ elsewhere see the same masks
 and the same memory: "mask" gives each patch of each clip its noise [clips, L], audio first, current clips first.
@@ -101,6 +102,9 @@ class Method(nn.Module, ABC):
         device: a method must not wait for it, and must change nothing where it is false)."""
         if self.memory is not None:
             self.memory.add(batch.ids, taken, **losses.keep)
+
+    def follow(self, taken: Tensor) -> None:
+        """To be called once for each step, however many batches it had, after these; `taken` as for `after_step`."""
 
     @property
     def eval_model(self) -> CAV:

@@ -74,8 +74,7 @@ class CLSER(ER):
         better = better[:, None]
         return torch.where(better, stable.z_a, plastic.z_a), torch.where(better, stable.z_v, plastic.z_v)
 
-    def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
-        super().after_step(batch, losses, taken)
+    def follow(self, taken: Tensor) -> None:
         for each in (self.stable, self.plastic):
             each.follow(self.model, self.generators["ema"], taken)
 

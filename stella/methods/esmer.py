@@ -80,11 +80,13 @@ class ESMER(ER):
         keep = dict(losses.keep)
         errors = keep.pop("errors")
         super().after_step(batch, replace(losses, keep=keep), taken & self.counts(errors))
-        self.stable.follow(self.model, self.generators["ema"], taken)
         now = usual(errors)
         first, known = self.mean.isinf(), taken & now.isfinite()  # a weight of 0 hides an infinite error from `taken`
         mean = torch.where(first, now, self.config.alpha_loss * self.mean + (1 - self.config.alpha_loss) * now)
         self.mean.copy_(torch.where(known, mean, self.mean))
+
+    def follow(self, taken: Tensor) -> None:
+        self.stable.follow(self.model, self.generators["ema"], taken)
 
     @property
     def eval_model(self) -> CAV:

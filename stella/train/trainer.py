@@ -125,10 +125,11 @@ class Trainer:
         taken = finite.all()
         self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam leaves the step out
         self.optimizer.step()
-        for batch, losses in zip(batches, computed, strict=True):
-            with torch.no_grad():
+        with torch.no_grad():
+            for batch, losses in zip(batches, computed, strict=True):
                 self.method.after_step(batch, losses, taken)
                 self.meter.add(losses, taken)
+            self.method.follow(taken)
         self.optimizer.zero_grad(set_to_none=True)
         return finite
 

@@ -58,6 +58,7 @@ def step(method: Method, adam: torch.optim.Optimizer, batch: Batch) -> dict[str,
     losses.total.backward()
     adam.step()
     method.after_step(batch, losses, YES)
+    method.follow(YES)
     return {name: part.item() for name, part in losses.parts.items()}
 
 

@@ -214,6 +214,7 @@ def test_a_step_that_is_left_out_changes_nothing(name: str) -> None:
     losses = one.loss(batch(4, 8))
     for _ in range(20):  # some of what may follow a step follows by chance
         one.after_step(batch(4, 8), losses, NO)
+        one.follow(NO)
     assert_equal(state(one), before)
     one.after_step(batch(4, 8), losses, YES)
     if one.memory is not None:
@@ -241,6 +242,7 @@ def test_stays_finite_in_bfloat16(name: str) -> None:
             losses.total.backward()
             adam.step()
             one.after_step(clips, losses, YES)
+            one.follow(YES)
             assert all(part.isfinite() for part in losses.parts.values())
     assert all(p.isfinite().all() for p in one.parameters())  # each step's gradients were finite, then
     if one.memory is not None:
@@ -328,10 +330,12 @@ def test_never_waits_for_the_gpu(name: str, where: Any) -> None:
             losses.total.backward()
             if where == "model":
                 one.after_step(there, losses, taken)
+                one.follow(taken)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         if where == "cpu":
             one.after_step(there, losses, taken)
+            one.follow(taken)
         assert losses.total.isfinite()
     if one.memory is not None:
         assert len(one.memory) == 10

@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from method_scenes import SHAPES, Told, scenes
 from method_toys import YES, assert_same_weights, batch, batches, method, optimiser, step, train
 from torch import Tensor, nn
 
 from stella import losses
+from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError
 from stella.methods import METHODS, Losses, Method
 from stella.methods.ema import Average
 from stella.methods.esmer import usual
 from stella.model.cav import CAV, Patches, Split
+from stella.train.config import TrainConfig
+from stella.train.runtime import runtime
+from stella.train.trainer import Trainer
 
 NO = torch.tensor(False)
 both = pytest.mark.parametrize("name", ["cls_er", "esmer"])
@@ -113,11 +118,11 @@ def test_copies_keep_their_places_in_the_publications() -> None:
     for model in (one.model, one.stable.model, one.plastic.model):
         fill(model, 0)
     draws, values = one.generators["ema"].clone_state(), torch.rand(12, generator=torch.Generator().manual_seed(1))
-    expected, t, b = [0.0, 0.0], 0, batch(1)
+    expected, t = [0.0, 0.0], 0
     for i, value in enumerate(values.tolist()):
         taken = i % 4 != 2
         fill(one.model, value)
-        one.after_step(b, Losses({}, {"video": b.video, "audio": b.audio}), torch.tensor(taken))
+        one.follow(torch.tensor(taken))
         t += taken
         for which in (0, 1):
             if float(torch.rand((), generator=draws)) < rates[which] and taken:
@@ -130,17 +135,32 @@ def test_copies_keep_their_places_in_the_publications() -> None:
 
 @pytest.mark.parametrize(("name", "rates"), [("cls_er", [0.6, 0.8]), ("esmer", [0.2])])
 def test_copies_follow_as_often_as_they_should_and_independently(name: str, rates: list[float]) -> None:
-    one, b, times = method(name, clips=0), batch(1), 300
-    made = one.loss(b)
+    one, times = method(name, clips=0), 300
     moved = torch.zeros(times, len(rates))
     for i in range(times):
         fill(one.model, float(i))
         before = [copy.model.norm.weight[0].item() for copy in copies(one)]
-        one.after_step(b, made, YES)
+        one.follow(YES)
         after = [copy.model.norm.weight[0].item() for copy in copies(one)]
         moved[i] = torch.tensor([x != y for x, y in zip(before, after, strict=True)])
     for rate, share in zip([*rates, torch.tensor(rates).prod()], [*moved.mean(0), moved.prod(1).mean()], strict=True):
         assert abs(share - rate) < 4 * (rate * (1 - rate) / times) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("cls_er", {"rate_stable": 1.0, "rate_plastic": 1.0}), ("esmer", {"rate": 1.0, "beta": 1e9})]
+)
+def test_copies_follow_once_a_step_and_clips_are_offered_batch_by_batch(name: str, args: dict[str, float]) -> None:
+    one = method(name, **args)
+    stream = Stream([("task1", Told(scenes("task1", 22)))], StreamConfig(batch_size=6, **SHAPES))
+    trainer = Trainer(one, stream, TrainConfig(lr=1e-3, accumulate=2), runtime("cpu"))
+    first = [p.detach().clone() for p in one.model.parameters()]
+    trainer.advance()
+    for copy in copies(one):
+        assert copy.steps == 1
+        for mean, before, after in zip(copy.model.parameters(), first, one.model.parameters(), strict=True):
+            torch.testing.assert_close(mean, (before + after) / 2)
+    assert one.memory.seen == 12
 
 
 @both
@@ -164,6 +184,7 @@ def test_a_step_left_out_changes_nothing(name: str) -> None:
         bad = {key: value.float() * float("nan") if key == "errors" else value for key, value in made.keep.items()}
         for _ in range(10):
             one.after_step(b, Losses(made.parts, bad), NO)
+            one.follow(NO)
         assert_same(everything(one), before)
 
 
