@@ -70,6 +70,7 @@ class Method(nn.Module, ABC):
     cost: ClassVar[str]  # of a step beside Finetune's: one phrase
     joint: ClassVar[bool] = False  # trains on all tasks shuffled into one
     beta: float = 0.4  # the temperature at which importance is measured between tasks
+    lr: float = 1e-4  # the learning rate; a trainer sets it to its own
 
     config: Any
     avm: AVM | None

@@ -25,10 +25,10 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class VirtualConfig:
-    virtual_lr: float = 1e-4  # MIR and GMED take the rate of training, and this is the paper's
+    virtual_lr: float | None = None  # of the step that is looked at; none: the learning rate, train.lr
 
     def __post_init__(self) -> None:
-        if not self.virtual_lr > 0:
+        if self.virtual_lr is not None and not self.virtual_lr > 0:
             raise ConfigError(f"virtual_lr={self.virtual_lr} must be above 0: nothing can be seen of a step of none")
 
 
@@ -53,8 +53,9 @@ class LooksAhead(ER):
         theta = {name: p.detach().requires_grad_() for name, p in self.model.named_parameters() if p.requires_grad}
         loss = self.clip_losses(theta, batch.audio, batch.video, self.virtual_splits(len(batch))).mean()
         gradients = self.gradients(loss, list(theta.values()))
+        lr = self.lr if self.config.virtual_lr is None else self.config.virtual_lr
         with torch.no_grad():
-            return {name: p - self.config.virtual_lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
+            return {name: p - lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
 
     def clip_losses(self, weights: Weights, audio: Tensor, video: Tensor, splits: tuple[Split, Split]) -> Tensor:
         """L of each clip [B], at these weights; the clips are one another's negatives.

@@ -65,6 +65,7 @@ class Trainer:
 
     def __init__(self, method: Method, stream: Stream, config: TrainConfig, runtime: Runtime) -> None:
         self.method, self.stream, self.config, self.runtime = method, stream, config, runtime
+        method.lr = config.lr
         self.counters = Counters()
         self.meter = Meter(runtime.device)
         self.left_out: list[tuple[int, list[str]]] = []  # steps, and what was not finite; whoever reads it clears it

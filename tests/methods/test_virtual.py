@@ -9,10 +9,14 @@ from method_toys import TOY, YES, assert_same_weights, batch, batches, method, n
 from torch import Tensor
 
 from stella.clip import Batch
+from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError
 from stella.memory import bytes_per_clip
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV, PRESETS, Split
+from stella.train.config import TrainConfig
+from stella.train.runtime import runtime
+from stella.train.trainer import Trainer
 
 LA, LV = TOY.patches_a, TOY.patches_v
 SEEN_A, SEEN_V = int(LA * 0.2), int(LV * 0.2)
@@ -71,6 +75,19 @@ def test_virtual_weights_are_those_after_a_step_on_the_current_clips(name: str) 
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key].detach(), rtol=1e-9, atol=1e-12)
         assert not value.requires_grad
+
+
+@both
+@pytest.mark.parametrize(("args", "expected"), [({}, 0.3), ({"virtual_lr": 0.2}, 0.2)])
+def test_the_virtual_step_is_as_long_as_a_step_of_training_unless_told(
+    name: str, args: dict[str, float], expected: float
+) -> None:
+    one, b = method(name, dtype=torch.float64, **args), batch(3)
+    Trainer(one, Stream([], StreamConfig()), TrainConfig(lr=0.3), runtime("cpu"))
+    (noise,) = virtual_noise(one, 3)
+    after = dict(stepped(one, b, noise, expected).named_parameters())
+    for key, value in one.virtual_weights(b).items():
+        torch.testing.assert_close(value, after[key].detach(), rtol=1e-9, atol=1e-12)
 
 
 @both
@@ -373,8 +390,9 @@ def test_gmed_keeps_small_edits() -> None:
 
 def test_paper_values_are_the_defaults() -> None:
     mir, gmed = METHODS["mir"].Config(), METHODS["gmed"].Config()
-    assert (mir.candidates, mir.virtual_lr) == (5, 1e-4)
-    assert (gmed.alpha, gmed.beta, gmed.gamma, gmed.virtual_lr) == (0.1, 0.05, 1.0, 1e-4)
+    assert (mir.candidates, mir.virtual_lr) == (5, None)
+    assert (gmed.alpha, gmed.beta, gmed.gamma, gmed.virtual_lr) == (0.1, 0.05, 1.0, None)
+    assert method("mir").lr == 1e-4
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
