@@ -109,7 +109,10 @@ def weights(file: Annotated[Path, typer.Argument(help="safetensors, or a PyTorch
     console.print(table, highlight=False, soft_wrap=True)
 
 
-Run = Annotated[Path, typer.Option(help="Folder of the run: configuration, metrics, checkpoints, weights.")]
+Run = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the run: configuration, metrics, checkpoints, weights.", show_default="runs/latest"),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Values such as train.lr=1e-4 data.clips=400.")]
 
 
@@ -117,7 +120,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Values such as trai
 def pretrain(
     recipe: Annotated[str | None, typer.Argument(help="A TOML file of recipes/.")] = None,
     values: Overrides = None,
-    run: Run = Path("runs/latest"),
+    run: Run = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run, from exactly where it was.")] = None,
 ) -> None:
     """Pre-train on a stream of tasks with one method. Ctrl-C saves and stops."""
@@ -128,16 +131,20 @@ def pretrain(
     from stella.train.config import RunConfig
 
     file, given = _apart(recipe, values)
+    if resume and run:
+        raise StellaError(f"--run {run} and --resume {resume} both name a run; give --resume alone to continue one")
     if resume:
-        result = training.resume(resume, given, console)
+        result = training.resume(resume, given, console, file)
     else:
-        result = training.pretrain(resolve(RunConfig, file, given), run, console=console)
+        result = training.pretrain(resolve(RunConfig, file, given), run or Path("runs/latest"), console=console)
     if result.finished:
         forgotten = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
         cues = ceilings([read_run(result.run)])
         beside = f" ({spell_ceilings(cues)})" if cues else ""
         console.print(
-            f"A {result.end['A']:.1f}{forgotten}{beside}; weights and metrics in {result.run}", highlight=False
+            f"A {result.end['A']:.1f}{forgotten}{beside}; weights and metrics in {result.run}",
+            highlight=False,
+            soft_wrap=True,
         )
     raise typer.Exit(result.exit_code)
 
@@ -154,18 +161,14 @@ def compare(
     from dataclasses import replace
 
     from stella.config import resolve
-    from stella.methods import METHODS
     from stella.report.page import write_page
     from stella.report.record import ceilings, read_run
     from stella.report.tables import results_table
     from stella.train.compare import compare as run_all
     from stella.train.config import RunConfig
 
-    names = [name.strip() for name in methods.split(",")]
-    if unknown := [name for name in names if name not in METHODS]:
-        raise StellaError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
     base = resolve(RunConfig, *_apart(recipe, values))
-    done = run_all({name: replace(base, method=name) for name in names}, range(seeds), out, console)
+    done = run_all({name: replace(base, method=name) for name in _listed(methods)}, range(seeds), out, console)
     if not done.exit_code:
         console.print(results_table(done.groups, ceilings([read_run(run) for run in done.runs])))
         console.print(f"{done.csv}  and  {write_page(done.runs, out / 'report.html')}", highlight=False, soft_wrap=True)

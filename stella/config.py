@@ -68,6 +68,13 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path} was {old!r} and is now {new!r}"]
 
 
+def merged(tree: Any, over: Any) -> Any:
+    """A tree with another laid over it, key by key."""
+    if isinstance(tree, dict) and isinstance(over, dict):
+        return tree | {key: merged(tree.get(key), value) for key, value in over.items()}
+    return over
+
+
 def lay(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:

@@ -58,6 +58,8 @@ def test_help_names_every_command() -> None:
         (["pretrain", "method=sella"], "choose one of"),
         (["pretrain", "train.lrr=1"], "did you mean train.lr?"),
         (["pretrain", "--resume", "nowhere"], "nowhere"),
+        (["pretrain", "--resume", "nowhere", "--run", "here"], "--run here and --resume nowhere both name a run"),
+        (["compare", "--methods", "stella,er", "args.beta=1"], "er: unknown key args.beta: er takes no arguments"),
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
@@ -126,12 +128,16 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     done = run.invoke(app, ["pretrain", "method=stella", *SHORT, "--run", one])
     assert done.exit_code == 0 and "after task2 (2 of 2)" in done.output, done.output
+    last = done.output.splitlines()[-1]
+    assert last.startswith("A ") and "class alone" in last and last.endswith(f"weights and metrics in {one}")
     again = run.invoke(app, ["pretrain", "--resume", one])
-    assert again.exit_code == 0 and done.output.splitlines()[-1] == again.output.splitlines()[-1]
+    assert again.exit_code == 0 and last == again.output.splitlines()[-1]
+    (tmp_path / "other.toml").write_text("[train]\nlr = 0.5\n")
+    other = run.invoke(app, ["pretrain", str(tmp_path / "other.toml"), "--resume", one])
+    assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
     assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
     measured = run.invoke(app, ["evaluate", one])
     assert measured.exit_code == 0 and "all 24 clips as gallery" in measured.output and "class" in measured.output
-    assert "class alone" in done.output.replace("\n", " ")
     page = tmp_path / "page.html"
     shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])
     assert shown.exit_code == 0 and "STELLA" in shown.output and "Finetune" in shown.output

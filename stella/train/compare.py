@@ -11,9 +11,9 @@ from rich.console import Console
 from stella.errors import StellaError
 from stella.evaluate.retrieval import DIRECTIONS, KS
 from stella.report.record import Group, group, read_run
-from stella.train.config import RunConfig
+from stella.train.config import RunConfig, settle
 from stella.train.folder import RunFolder, read_json, write_text
-from stella.train.run import RunResult, pretrain
+from stella.train.run import RunResult, check, check_unchanged, pretrain
 
 FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
 
@@ -34,23 +34,38 @@ def compare(
     """Run each configuration with each seed in `folder/NAME/seed-N`, and write `folder/results.csv` after each run.
 
     Seed by seed, so that a comparison that is stopped early still compares. Finished runs are skipped and unfinished
-    ones continued; a run that was begun with another configuration is an error that names the key.
+    ones continued; a run that was begun with another configuration is an error that names the key. What can be
+    refused is refused before the first run.
     """
     if not configs or not seeds:
         raise StellaError(f"nothing to compare in {len(configs)} configurations and {len(seeds)} seeds; give some")
     folder = Path(folder)
+    planned = [
+        (name, replace(configs[name], seed=seed), folder / name / f"seed-{seed}") for seed in seeds for name in configs
+    ]
+    for name, config, run in planned:
+        _check(name, config, RunFolder(run))
     done: list[tuple[str, RunResult]] = []
     exit_code = 0
-    for seed, name in ((seed, name) for seed in seeds for name in configs):
-        config = replace(configs[name], seed=seed)
-        result = pretrain(config, folder / name / f"seed-{seed}", resume=True, console=console)
-        if not result.finished:
-            exit_code = result.exit_code
+    for name, config, run in planned:
+        result = pretrain(config, run, resume=True, console=console)
+        if result.finished:
+            done.append((name, result))
+            write_text(folder / "results.csv", _csv(done))
+        if exit_code := result.exit_code:
             break
-        done.append((name, result))
-        write_text(folder / "results.csv", _csv(done))
     runs = [result.run for _, result in done]
     return Comparison(group(map(read_run, runs)), runs, folder / "results.csv", exit_code)
+
+
+def _check(name: str, config: RunConfig, folder: RunFolder) -> None:
+    try:
+        if folder.begun:
+            check_unchanged(folder, settle(config))
+        if folder.end is None:
+            check(settle(config))
+    except StellaError as error:
+        raise StellaError(f"{name}: {error}") from error
 
 
 def _csv(done: Sequence[tuple[str, RunResult]]) -> str:

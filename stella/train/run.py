@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ import torch
 from rich.console import Console
 
 from stella import methods
-from stella.config import build, differences, lay, to_tree
+from stella.config import build, differences, lay, merged, read_toml, to_tree
 from stella.data.cached import join
 from stella.data.skipped import Skipped, spell
 from stella.data.stream import Stream
 from stella.data.tasks import DataConfig, Tasks, eval_tasks, train_tasks
-from stella.errors import StellaError
+from stella.errors import ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.forgetting import summary
-from stella.methods import Method
+from stella.memory import bytes_per_clip, capacity_for, check_fits
+from stella.methods import METHODS, Method
 from stella.model import weights
 from stella.model.cav import CAV
 from stella.model.compiling import seconds_spent
@@ -56,6 +57,8 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     SIGTERM and Ctrl-C save and stop; the result then says so.
     """
     config, folder = settle(config), RunFolder(run)
+    if folder.end is None:
+        check(config)
     with folder.locked(), full_disk_told(folder.root):
         if folder.begun:
             if not resume:
@@ -67,9 +70,13 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
             return Run(config, folder, console or Console(), stop).go()
 
 
-def resume(run: Path | str, overrides: Sequence[str] = (), console: Console | None = None) -> RunResult:
-    """Continue a run with its own configuration; `overrides` may only touch what no result depends on."""
+def resume(
+    run: Path | str, overrides: Sequence[str] = (), console: Console | None = None, recipe: Path | None = None
+) -> RunResult:
+    """Continue a run with its own configuration; a recipe and `overrides` may only touch what no result depends on."""
     tree = RunFolder(run).read_config()
+    if recipe:
+        tree = merged(tree, read_toml(recipe))
     for override in overrides:
         lay(tree, override)
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
@@ -83,6 +90,21 @@ def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
         old[table][name] = new[table][name]
     if changed := differences(old, new):
         raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a method, its hyper-parameters or a memory that cannot be, before anything is made or written."""
+    if config.method not in METHODS:
+        raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
+    method = METHODS[config.method]
+    if config.args and not fields(method.Config):
+        unknown = ", ".join(f"args.{name}" for name in config.args)
+        raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
+    columns = method.columns(model_config(config), build(method.Config, config.args, "args."))
+    machine = runtime(config.train.device, config.train.precision, config.train.compile)
+    if columns is not None:
+        capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)
+        check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else machine.device)
 
 
 def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
@@ -153,7 +175,9 @@ class Run:
                 assert self.stop.signal is not None
                 self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with --resume")
                 return _result(self.folder, 128 + self.stop.signal)
-        return _result(self.folder)
+            if self.stop.signal:
+                self.display.say(f"{self.stop.signal.name} came while the run was ending; it is finished")
+        return _result(self.folder, 128 + self.stop.signal if self.stop.signal else 0)
 
     def _train_task(self) -> bool:
         """Steps to the end of a task; False if there was none left."""

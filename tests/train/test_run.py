@@ -189,6 +189,16 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
     assert same(outcome(tmp_path / "run"), expected)
 
 
+def test_a_signal_while_a_run_ends_is_told_and_the_run_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, console = weights.save, Console(file=io.StringIO())
+    monkeypatch.setattr(weights, "save", lambda *args: (os.kill(os.getpid(), signal.SIGINT), save(*args)))
+    result = pretrain(quick("finetune"), tmp_path, console=console)
+    assert (result.finished, result.exit_code) == (True, 130)
+    assert "SIGINT came while the run was ending; it is finished" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     plain, calls = Finetune.loss, 0
 
@@ -310,6 +320,16 @@ def test_a_changed_configuration_is_refused_with_the_key(tmp_path: Path, monkeyp
         resume(tmp_path, ["train.lrr=1"], console=QUIET)
 
 
+def test_a_recipe_given_to_a_resumed_run_is_held_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
+    stopped_early(run, monkeypatch)
+    recipe.write_text("[train]\nlr = 0.5\n[stream]\nprefetch = 3\n")
+    with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; set it back"):
+        resume(run, console=QUIET, recipe=recipe)
+    assert resume(run, ["train.lr=1e-3"], QUIET, recipe).finished
+    assert json.loads((run / "config.json").read_text())["stream"]["prefetch"] == 3
+
+
 def test_what_no_result_depends_on_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
 ) -> None:
@@ -390,15 +410,17 @@ def test_a_terminal_shows_parts_speed_and_memory(tmp_path: Path) -> None:
 
 def test_an_unknown_method_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'stela'.*finetune.*stella"):
-        pretrain(quick("stela"), tmp_path, console=QUIET)
-    assert not (tmp_path / "config.json").exists()
+        pretrain(quick("stela"), tmp_path / "run", console=QUIET)
+    with pytest.raises(ConfigError, match=r"unknown key args\.beta: finetune takes no arguments; leave it out"):
+        pretrain(quick("finetune", "args.beta=1"), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_memory_larger_than_the_machine_is_refused_before_it_starts(tmp_path: Path) -> None:
     config = replace(quick("er"), memory=MemoryConfig(clips=10**9))
     with pytest.raises(StellaError, match=r"GB.*free"):
-        pretrain(config, tmp_path, console=QUIET)
-    assert not (tmp_path / "config.json").exists()
+        pretrain(config, tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 def test_initial_weights_fill_backbone_and_matching_module(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import torch
 from rich.console import Console
 from small import quick, use_tasks
 
+from stella import memory as memory_module
 from stella.config import build, resolve, to_tree
 from stella.errors import ConfigError, StellaError
+from stella.model import weights
 from stella.report.tables import results_table
 from stella.train.compare import compare
 from stella.train.config import RunConfig, TrainConfig, model_config, settle
@@ -140,3 +142,57 @@ def test_a_comparison_with_a_changed_configuration_is_refused(tmp_path: Path, mo
         compare({"plain": quick("finetune", "train.lr=0.1")}, [0], tmp_path, QUIET)
     with pytest.raises(StellaError, match="nothing to compare"):
         compare({}, [0], tmp_path, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (["args.beta=1"], r"second: unknown key args\.beta: er takes no arguments; leave it out"),
+        (["method=stella", "args.betta=1"], r"second: unknown key args\.betta: did you mean args\.beta\?"),
+        (["method=stela"], r"second: unknown method 'stela'; choose one of"),
+        (["memory.clips=1000000000"], r"second: the rehearsal memory would take .* free"),
+        (["memory.bytes=10"], r"second: the memory's size is given as clips=7 and bytes=10"),
+        (["stream.size=64"], r"second: stream\.size=64 would have to be 32"),
+    ],
+)
+def test_a_comparison_refuses_what_cannot_be_before_its_first_run(
+    bad: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    with pytest.raises(StellaError, match=told):
+        compare({"first": quick("finetune"), "second": quick("er", *bad)}, [0], tmp_path / "runs", QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_comparison_looks_at_runs_begun_otherwise_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    compare({"plain": quick("finetune")}, [1], tmp_path, QUIET)
+    with pytest.raises(StellaError, match=r"plain: .*seed-1 was begun otherwise: train\.lr was 0\.001 and is now 0\.1"):
+        compare({"plain": quick("finetune", "train.lr=0.1")}, [0, 1], tmp_path, QUIET)
+    assert not (tmp_path / "plain" / "seed-0").exists()
+
+
+def test_what_is_finished_needs_no_room_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    compare({"replay": quick("er")}, [0], tmp_path, QUIET)
+    monkeypatch.setattr(memory_module, "_free_ram", lambda: 0)
+    assert len(compare({"replay": quick("er")}, [0], tmp_path, QUIET).runs) == 1
+    with pytest.raises(StellaError, match="replay: the rehearsal memory"):
+        compare({"replay": quick("er")}, [0, 1], tmp_path, QUIET)
+
+
+def test_a_signal_while_a_run_ends_ends_the_comparison_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    configs = {"one": quick("finetune"), "two": quick("er")}
+    with monkeypatch.context() as patch:
+        save = weights.save
+        patch.setattr(weights, "save", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), save(*args)))
+        stopped = compare(configs, [0], tmp_path, QUIET)
+    assert stopped.exit_code == 143 and [run.parent.name for run in stopped.runs] == ["one"]
+    assert [row["name"] for row in csv.DictReader(stopped.csv.open())] == ["one"]
+    assert not (tmp_path / "two").exists()
+    assert compare(configs, [0], tmp_path, QUIET).exit_code == 0
