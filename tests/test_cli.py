@@ -138,10 +138,27 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
     measured = run.invoke(app, ["evaluate", one])
     assert measured.exit_code == 0 and "all 24 clips as gallery" in measured.output and "class" in measured.output
+    mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]
+    assert last.startswith(f"A {mean}, F ")
+    with (tmp_path / "one" / "metrics.jsonl").open("r+") as metrics:
+        text = metrics.read()
+        metrics.truncate(text[:-1].rindex("\n") + 1)  # without its end
+    unfinished = run.invoke(app, ["evaluate", one])
+    assert f"go on with stella pretrain --resume {one}" in str(unfinished.exception)
+    (tmp_path / "one" / "metrics.jsonl").write_text(text)
     page = tmp_path / "page.html"
     shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])
     assert shown.exit_code == 0 and "STELLA" in shown.output and "Finetune" in shown.output
     assert "<html" in page.read_text() and "http://" not in page.read_text().replace("http://www.w3.org", "")
+
+
+def test_evaluate_says_what_it_skips(tmp_path: Path) -> None:
+    first, *_ = export(Scenes("task1", "eval", 6), tmp_path)
+    first.with_name("broken.mp4").write_text("not a video")
+    data = ("data.source=folder", f"data.path={tmp_path}", f"data.eval_path={tmp_path}")
+    sizes = ("data.pixels=96", "data.duration=2.56", "data.span=none", "stream.most_bad=0.5")
+    shown = run.invoke(app, ["evaluate", "base-tiny", *data, *sizes])
+    assert "all 6 clips as gallery, skipped: 1 not a media file" in " ".join(shown.output.split()), shown.output
 
 
 def test_shipped_weights_know_something_already() -> None:

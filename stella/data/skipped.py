@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,22 @@ class Skipped:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path else None
         self.records: dict[str | int, Record] = {}
+        self._where = ""
         if self.path and self.path.exists():
             for line in self.path.read_bytes().split(b"\n"):
                 if record := _parse(line):  # a kill can tear the last line
                     self.records[record["id"]] = record
             self._rewrite()
 
+    def under(self, where: str) -> "Skipped":
+        """The same list, for clips whose ids count anew: they are listed as `where/id`."""
+        same = copy(self)
+        same._where = f"{where}/"
+        return same
+
     def add(self, id: str | int, error: ClipError, **more: Any) -> None:
         """List a clip unless it is listed already; `more` are further fields of its record."""
+        id = f"{self._where}{id}" if self._where else id
         if id in self.records:
             return
         record = {"id": id, "path": error.path, "reason": error.reason, "remedy": error.remedy, **more}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stella.data.skipped import Skipped
 from stella.data.source import Source
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
@@ -29,16 +30,21 @@ def evaluate_tasks(
     seed: int = 0,
     autocast: Autocast = nullcontext,
     beta: float = 0.4,
+    skipped: Skipped | None = None,
 ) -> dict[str, Any]:
     """`recall` and `avm_accuracy` in percent, `modality_gap` and `importance_ratio` per task, ready for JSON.
 
-    `clips` says how many of each task could be used. What needs a matching module is None without one, and
-    `importance_ratio` is None for a task without masks. Retrieval depends on no random number; the matching module is
-    judged on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches that the seed chooses.
+    `clips` says how many of each task could be used; the others are listed in `skipped`, once however often they are
+    met. What needs a matching module is None without one, and `importance_ratio` is None for a task without masks.
+    Retrieval depends on no random number; the matching module is judged on `MATCHING_CLIPS` clips of each task, the
+    same for every seed, with mismatches that the seed chooses.
     """
     if not tasks:
         raise StellaError("there is no task to evaluate on; name at least one")
-    embeddings = [embed(model, source, config, device, autocast) for _, source in tasks]
+    skipped = Skipped() if skipped is None else skipped
+    embeddings = [
+        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}")) for name, source in tasks
+    ]
     record: dict[str, Any] = {
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),

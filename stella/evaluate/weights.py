@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stella.config import build, lay, read_toml, to_tree
+from stella.data.skipped import Skipped
 from stella.data.tasks import eval_tasks
+from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
 from stella.train.config import RunConfig, model_config, settle
@@ -17,6 +19,10 @@ from stella.train.runtime import runtime
 def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[str] = ()) -> dict[str, Any]:
     """The record that a run writes between tasks, for a finished run, a weight file or shipped weights."""
     folder = RunFolder(model) if Path(model).is_dir() else None
+    if folder and folder.begun and folder.end is None:
+        raise StellaError(
+            f"{model} is not finished and has no weights yet; go on with stella pretrain --resume {model}"
+        )
     tree = read_toml(recipe) if recipe else folder.read_config() if folder else {}
     for value in values:
         lay(tree, value)
@@ -26,10 +32,18 @@ def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[st
     tasks = eval_tasks(config.data, machine.device)
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
+    skipped = Skipped()
     found = evaluate_tasks(
-        loaded.model.to(machine.device), avm, tasks, stream, machine.device, config.seed, machine.autocast
+        loaded.model.to(machine.device),
+        avm,
+        tasks,
+        stream,
+        machine.device,
+        config.seed,
+        machine.autocast,
+        skipped=skipped,
     )
-    return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), **found}
+    return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
 
 
 def _sizes(model: str, config: RunConfig) -> Any:

@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from stella.data.skipped import spell
 from stella.evaluate.forgetting import mean_accuracy
 from stella.report.record import Group, RunRecord
 
@@ -77,6 +78,8 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     table.add_section()
     table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
     table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery"
+    if evaluation.get("skipped"):
+        table.caption += f", skipped: {spell(evaluation['skipped'])}"
     if ceilings:
         table.caption += f"; of this mean {spell_ceilings(ceilings)}"
     table.caption_justify = "left"

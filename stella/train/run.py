@@ -266,6 +266,7 @@ class Run:
                 self.config.seed,
                 machine.autocast,
                 self.method.beta,
+                self.skipped,
             )
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.

@@ -16,8 +16,8 @@ from rich.console import Console
 from small import Noise, noise_tasks, outcome, quick, same, use_tasks
 from test_checkpoint import small_disk
 
-from stella.clip import Batch
-from stella.errors import ConfigError, StellaError
+from stella.clip import Batch, Clip
+from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.methods import METHODS, Losses, MemoryConfig
 from stella.methods.finetune import Finetune
@@ -279,6 +279,37 @@ def test_a_run_goes_on_after_a_torn_line_of_speed_and_is_reported(
     assert resume(tmp_path / "run", console=QUIET).finished
     assert [line["kind"] for line in read_run(tmp_path / "run").speed].count("start") == 2
     assert "Results" in write_page([tmp_path / "run"], tmp_path / "report.html").read_text()
+
+
+class OneBad:
+    """Clips of noise, the fourth of which cannot be decoded."""
+
+    def __init__(self, path: str, clips: int) -> None:
+        self.path, self.clips = path, Noise(0, clips)
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Clip:
+        if index == 3:
+            raise ClipError(self.path, "no audio track", "leave it out")
+        return self.clips[index]
+
+
+def test_clips_skipped_in_evaluation_are_listed_once_beside_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [[("one", OneBad(f"{part}1.mp4", 10)), ("two", OneBad(f"{part}2.mp4", 10))] for part in ("train", "eval")]
+    monkeypatch.setattr(run_module, "open_tasks", lambda *_: tasks)
+    result = pretrain(quick("stella"), tmp_path / "run", console=QUIET)
+    assert {tuple(line["clips"]) for line in result.evaluations} == {(9, 9)}
+    listed = [json.loads(line) for line in (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()]
+    assert [(record["id"], record["path"]) for record in listed] == [
+        *(("evaluation/one/3", "eval1.mp4"), ("evaluation/two/3", "eval2.mp4")),
+        *((3, "train1.mp4"), (13, "train2.mp4")),
+    ]
+    page = write_page([tmp_path / "run"], tmp_path / "report.html").read_text()
+    assert "Skipped clips: 4 no audio track" in page and "eval2.mp4" in page
 
 
 def test_a_finished_run_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
