@@ -10,13 +10,14 @@ import json
 import pickle
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from stella.config import build, differences, to_tree
@@ -63,19 +64,23 @@ class Description:
 def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
     """Write backbone and matching module with the config and `extra` (anything JSON holds) in the metadata."""
     path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(packed(model, avm, extra))
+        part.replace(path)  # never half a file under the final name
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise WeightsError(f"{path} cannot be written ({error.strerror}); choose another place") from error
+
+
+def packed(model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> bytes:
+    """What `save` writes."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
     state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
     header = {"version": 1, "config": to_tree(model.config), "avm_heads": avm.heads if avm else None}
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in state.items()},
-            part,
-            {OURS: json.dumps(header | {"extra": dict(extra or {})})},
-        )
-        part.replace(path)  # never half a file under the final name
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} cannot be written ({error}); choose another place") from error
+    metadata = {OURS: json.dumps(header | {"extra": dict(extra or {})})}
+    return safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
 
 
 def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:

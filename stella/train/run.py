@@ -33,7 +33,7 @@ from stella.model.cav import CAV
 from stella.model.compiling import seconds_spent
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import FREE, RunConfig, model_config, settle
-from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_json
+from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_bytes, write_json
 from stella.train.progress import Board, Display
 from stella.train.runtime import environment, runtime
 from stella.train.stop import Stop, Stopped
@@ -317,7 +317,7 @@ class Run:
         counters = self.trainer.counters
         scores = summary(_evaluations(self.folder))
         extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "scores": scores}
-        weights.save(self.folder.weights, self.method.eval_model, self.method.avm, extra)
+        write_bytes(self.folder.weights, weights.packed(self.method.eval_model, self.method.avm, extra))
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "left_out_steps": counters.left_out}
         self.metrics.write(end | scores)
         self.metrics.sync()

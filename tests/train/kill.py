@@ -32,7 +32,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "checkpoint writing": (checkpoint._Writer, "write"),
     "checkpoint written, older ones not removed": (checkpoint, "sync_folder"),
     "a line half written": (folder.Lines, "write"),
-    "final weights": (weights, "save"),
+    "final weights": (weights, "packed"),
 }
 
 

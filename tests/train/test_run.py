@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -192,8 +193,8 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
 def test_a_signal_while_a_run_ends_is_told_and_the_run_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, console = weights.save, Console(file=io.StringIO())
-    monkeypatch.setattr(weights, "save", lambda *args: (os.kill(os.getpid(), signal.SIGINT), save(*args)))
+    packed, console = weights.packed, Console(file=io.StringIO())
+    monkeypatch.setattr(weights, "packed", lambda *args: (os.kill(os.getpid(), signal.SIGINT), packed(*args))[1])
     result = pretrain(quick("finetune"), tmp_path, console=console)
     assert (result.finished, result.exit_code) == (True, 130)
     assert "SIGINT came while the run was ending; it is finished" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -279,6 +280,21 @@ def test_a_run_goes_on_after_a_torn_line_of_speed_and_is_reported(
     assert resume(tmp_path / "run", console=QUIET).finished
     assert [line["kind"] for line in read_run(tmp_path / "run").speed].count("start") == 2
     assert "Results" in write_page([tmp_path / "run"], tmp_path / "report.html").read_text()
+
+
+def test_a_full_disk_at_the_final_weights_loses_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+) -> None:
+    packed = weights.packed
+    with monkeypatch.context() as patch, ExitStack() as stack:
+        patch.setattr(weights, "packed", lambda *args: (stack.enter_context(small_disk(50_000)), packed(*args))[1])
+        with pytest.raises(StellaError, match=r"nothing up to the last checkpoint is lost: .*continue with --resume"):
+            pretrain(quick("er"), tmp_path, console=QUIET)
+    assert not any("safetensors" in path.name for path in tmp_path.iterdir())
+    assert resume(tmp_path, console=QUIET).finished
+    assert same(outcome(tmp_path), outcome(whole("er")))
+    modes = {path.stat().st_mode for path in tmp_path.iterdir() if path.is_file()}
+    assert len(modes) == 1  # whoever may read one file may read all
 
 
 class OneBad:

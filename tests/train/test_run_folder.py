@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,7 @@ import pytest
 from test_checkpoint import small_disk
 
 from stella.errors import StellaError
-from stella.train.folder import Lines, RunFolder, read_lines, write_json
+from stella.train.folder import Lines, RunFolder, read_lines, write_bytes, write_json
 
 HOLD = """
 import sys, time
@@ -103,3 +104,15 @@ def test_a_missing_or_damaged_configuration_is_told(tmp_path: Path) -> None:
         RunFolder(tmp_path).read_config()
     write_json(RunFolder(tmp_path).config, {"a": [1, None, "ö"]})
     assert RunFolder(tmp_path).read_config() == {"a": [1, None, "ö"]}
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        assert not (tmp_path / "weights").exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_bytes(tmp_path / "weights", b"12345")
+    assert synced == [5] and (tmp_path / "weights").read_bytes() == b"12345"

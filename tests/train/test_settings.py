@@ -189,8 +189,8 @@ def test_a_signal_while_a_run_ends_ends_the_comparison_after_it(
     use_tasks(monkeypatch)
     configs = {"one": quick("finetune"), "two": quick("er")}
     with monkeypatch.context() as patch:
-        save = weights.save
-        patch.setattr(weights, "save", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), save(*args)))
+        packed = weights.packed
+        patch.setattr(weights, "packed", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), packed(*args))[1])
         stopped = compare(configs, [0], tmp_path, QUIET)
     assert stopped.exit_code == 143 and [run.parent.name for run in stopped.runs] == ["one"]
     assert [row["name"] for row in csv.DictReader(stopped.csv.open())] == ["one"]
