@@ -64,8 +64,8 @@ def _header(records: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     facts += [f"commit {', '.join(commits)}"] if commits else []
     machines = sorted({_machine(run) for run in records} - {""})
     facts += machines if len(machines) == 1 else []
-    unfinished = [run for run in records if not run.finished]
-    notes = "".join(f'<p class="note">{escape(run.path.name)} is {escape(run.status)}.</p>' for run in unfinished)
+    unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in unfinished)
     return f'<h1>Continual pre-training</h1><p class="faint">{escape(" · ".join(facts))}</p>{notes}'
 
 

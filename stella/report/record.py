@@ -51,6 +51,11 @@ class RunRecord:
         return str(self.config.get("method", "unknown"))
 
     @property
+    def title(self) -> str:
+        """The method as tables call it; its name where this version does not know it."""
+        return METHODS[self.method].title if self.method in METHODS else self.method
+
+    @property
     def seed(self) -> int:
         return int(self.config.get("seed", 0))
 
@@ -192,10 +197,9 @@ def _audit(data: str) -> dict[str, float] | None:
 
 
 def _label(run: RunRecord, alike: Sequence[Mapping[str, Any]]) -> str:
-    name = METHODS[run.method].title if run.method in METHODS else run.method  # unknown: of another version
     own = experiment(run.config)
     differing = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-    return f"{name} ({', '.join(f'{key}={own[key]}' for key in differing)})" if differing else name
+    return f"{run.title} ({', '.join(f'{key}={own[key]}' for key in differing)})" if differing else run.title
 
 
 def _dig(tree: Mapping[str, Any], keys: Sequence[str]) -> float | None:

@@ -46,7 +46,8 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
 
 def accuracy_table(run: RunRecord) -> Table:
     """acc(t, i) of one run: a row after each task, a column for each task; what is not yet learnt is dim."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"acc(t, i) of {run.path.name}", title_justify="left", title_style="bold")
+    title = f"acc(t, i) of {run.title}, seed {run.seed}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     table.add_column("after")
     for name in run.tasks:
         table.add_column(name, justify="right")

@@ -2,15 +2,15 @@
 
 import csv
 import fcntl
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from stella.errors import StellaError
 from stella.report.record import Spread
-from stella.train.compare import FIGURES
-from stella.train.folder import RunFolder, read_json, write_text
+from stella.train.compare import provenance as provenance
+from stella.train.compare import row
+from stella.train.compare import to_csv as to_csv
+from stella.train.folder import RunFolder, write_text
 
 Rows = list[dict[str, str]]
 
@@ -26,17 +26,9 @@ def collect(folder: Path | str) -> Path:
     with (folder / "results.lock").open("w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # waits, and goes with the process
         found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
-        rows = [_row(folder, run) for run in found if run.end is not None]
+        rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found if run.end is not None]
         write_text(folder / "results.csv", to_csv(rows))
     return folder / "results.csv"
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
 
 
 def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows], list[str]]:
@@ -66,25 +58,6 @@ def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows]
 def spread(rows: Rows, figure: str) -> Spread:
     """Over the seeds, where the figure is defined (F of Multitask is not)."""
     return Spread([float(row[figure]) for row in rows if row[figure]])
-
-
-def _row(folder: Path, run: RunFolder) -> dict[str, Any]:
-    end, config, facts = run.end, run.read_config(), read_json(run.environment)
-    assert end is not None  # `collect` has asked
-    return {
-        "name": run.root.relative_to(folder).parent.as_posix(),
-        **{key: config[key] for key in ("method", "seed")},
-        **{figure: end[figure] for figure in "AF"},
-        **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
-        "clips": end["clips"],
-        **provenance(facts),
-    }
-
-
-def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What `environment` found, as results state it."""
-    hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
-    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}
 
 
 def _key(name: str, keys: Sequence[str]) -> str | None:

@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from stella.errors import StellaError
 from stella.evaluate.retrieval import DIRECTIONS, KS
 from stella.report.record import Group, group, read_run
 from stella.train.config import RunConfig, settle
-from stella.train.folder import RunFolder, read_json, write_text
+from stella.train.folder import Line, RunFolder, read_json, read_lines, write_text
 from stella.train.run import RunResult, check, check_unchanged, pretrain
 
 FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
@@ -51,7 +52,7 @@ def compare(
         result = pretrain(config, run, resume=True, console=console)
         if result.finished:
             done.append((name, result))
-            write_text(folder / "results.csv", _csv(done))
+            write_text(folder / "results.csv", to_csv([row(name, RunFolder(one.run)) for name, one in done]))
         if exit_code := result.exit_code:
             break
     runs = [result.run for _, result in done]
@@ -68,17 +69,42 @@ def _check(name: str, config: RunConfig, folder: RunFolder) -> None:
         raise StellaError(f"{name}: {error}") from error
 
 
-def _csv(done: Sequence[tuple[str, RunResult]]) -> str:
-    """One line a run: what it came to, and all that one needs to do it again."""
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    about = ("name", "method", "seed"), ("clips", "commit", "changed_files", "hardware")
-    table.writerow([*about[0], "A", "F", *("_".join(keys) for keys in FIGURES), *about[1]])
-    for name, result in done:
-        folder, end = RunFolder(result.run), result.end
-        config, facts = folder.read_config(), read_json(folder.environment)
-        hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
-        figures = [end["A"], end["F"], *(end[direction][k][figure] for direction, k, figure in FIGURES)]
-        known = [end["clips"], facts["commit"], facts["changed_files"], hardware]
-        table.writerow([name, config["method"], config["seed"], *figures, *known])
+    table = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
     return text.getvalue()
+
+
+def row(name: str, run: RunFolder) -> dict[str, Any]:
+    """A line of results: what a finished run came to, and all that one needs to do it again."""
+    end, config = run.end, run.read_config()
+    assert end is not None
+    return {
+        "name": name,
+        **{key: config[key] for key in ("method", "seed")},
+        **{figure: end[figure] for figure in "AF"},
+        **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
+        **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
+        "clips": end["clips"],
+        **provenance(read_json(run.environment)),
+    }
+
+
+def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """The matching module's accuracy at the end, on all tasks and on the last, and the least that its importance ever
+    told the sounding object from the rest, in any task after any; None without such a module."""
+    last: Line = next(reversed(evaluations), {})
+    ratios = [ratio for line in evaluations for ratio in line.get("importance_ratio") or () if ratio is not None]
+    return {
+        "avm_accuracy": last.get("avm_accuracy"),
+        "avm_accuracy_last_task": (last.get("avm_accuracy_by_task") or [None])[-1],
+        "least_importance_ratio": min(ratios, default=None),
+    }
+
+
+def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What `environment` found, as results state it."""
+    hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
+    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}

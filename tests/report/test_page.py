@@ -158,7 +158,7 @@ def test_a_run_stopped_anywhere_makes_a_page_that_says_so(tmp_path: Path, keep: 
     (path / "metrics.jsonl").write_text("".join(lines[:keep]))
     page = write_page([path], tmp_path / "page.html").read_text()
     parse(page)
-    assert "run is unfinished: step" in page
+    assert "STELLA, seed 0, is unfinished: step" in page
 
 
 @pytest.mark.filterwarnings("error")

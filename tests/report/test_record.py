@@ -12,6 +12,7 @@ from stella.data.scenes.audit import audit
 from stella.errors import StellaError
 from stella.evaluate.forgetting import summary
 from stella.report.record import Group, Spread, ceilings, flatten, group, read_run
+from stella.report.tables import accuracy_table
 
 
 def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
@@ -21,6 +22,11 @@ def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
     assert [line["task"] for line in run.evaluations] == [-1, 0, 1, 2, 3]
     assert run.summary == summary(run.evaluations) and run.summary["A"] > 0
     assert run.environment["commit"] == "0123456789abcdef" and len(run.speed) == 9 and len(run.skipped) == 0
+
+
+def test_a_table_of_one_run_has_its_method_and_seed(tmp_path: Path) -> None:
+    titles = [accuracy_table(read_run(write_run(tmp_path / m / "seed-4", m, 4))).title for m in ("derpp", "new")]
+    assert titles == ["acc(t, i) of DER++, seed 4", "acc(t, i) of new, seed 4"]
 
 
 def test_an_unfinished_run_says_so_and_has_no_place_in_means(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from stella import memory as memory_module
 from stella.config import build, resolve, to_tree
 from stella.errors import ConfigError, StellaError
 from stella.model import weights
+from stella.report.record import read_run
 from stella.report.tables import results_table
+from stella.train import run as run_module
 from stella.train.compare import compare
 from stella.train.config import RunConfig, TrainConfig, model_config, settle
 from stella.train.run import pretrain
@@ -110,10 +112,23 @@ def test_a_comparison_runs_all_seeds_and_skips_what_is_finished(
         assert g.spread("A").mean == pytest.approx(sum(own) / 2)
         assert g.spread("A").deviation == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
     assert all(row["commit"] and row["hardware"] and row["a2v_10_F"] for row in rows)
+    assert {row["avm_accuracy"] + row["avm_accuracy_last_task"] + row["least_importance_ratio"] for row in rows} == {""}
     table = Console(file=io.StringIO(), width=160)
     table.print(results_table(result.groups))
     assert "±" in table.file.getvalue()  # type: ignore[attr-defined]
     assert len(begun) == 3 and compare(configs, [1, 2], tmp_path, QUIET).runs == result.runs and len(begun) == 3
+
+
+def test_a_comparisons_csv_says_how_the_matching_module_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    found = iter([[None, 9.0, 3.0], [7.0, None, 2.5], [8.0, 4.0, None], [8.0, 4.0, 6.0]])
+    plain = run_module.evaluate_tasks
+    monkeypatch.setattr(run_module, "evaluate_tasks", lambda *args: plain(*args) | {"importance_ratio": next(found)})
+    result = compare({"ours": quick("stella")}, [0], tmp_path, QUIET)
+    [row], last = csv.DictReader(result.csv.open()), read_run(result.runs[0]).evaluations[-1]
+    assert float(row["avm_accuracy"]) == last["avm_accuracy"]
+    assert float(row["avm_accuracy_last_task"]) == last["avm_accuracy_by_task"][2]
+    assert row["least_importance_ratio"] == "2.5"
 
 
 def test_a_comparison_that_is_stopped_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
