@@ -112,13 +112,9 @@ def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:
 
 def environment(run: Runtime) -> dict[str, Any]:
     """What a result depends on besides its configuration."""
-    given = os.environ.get("STELLA_COMMIT")  # where no .git travels
     gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     return {
-        "commit": given or _git("rev-parse", "HEAD"),
-        "changed_files": None
-        if given
-        else len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        **_checkout(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "platform": platform.platform(),
@@ -130,8 +126,18 @@ def environment(run: Runtime) -> dict[str, Any]:
     }
 
 
+def _checkout() -> dict[str, Any]:
+    """This package's commit, and how many files differ from it; None where it is not known."""
+    if given := os.environ.get("STELLA_COMMIT"):  # where no .git travels
+        return {"commit": given, "changed_files": None}
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:  # another project's, below which we lie
+        return {"commit": None, "changed_files": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no") or ""
+    return {"commit": _git("rev-parse", "HEAD"), "changed_files": len(changed.splitlines())}
+
+
 def _git(*command: str) -> str | None:
-    """What git says about this package's checkout; None where there is none."""
+    """What git says where this file lies; None where it fails."""
     here = Path(__file__).parent
     try:
         done = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True)

@@ -1,7 +1,9 @@
 """Which machine a run is on, and what is said where it cannot be as fast as it could."""
 
 import shutil
+import subprocess
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from stella.errors import ConfigError
 from stella.model import compiling
 from stella.train import runtime as module
-from stella.train.runtime import Clock, Later, runtime
+from stella.train.runtime import Clock, Later, environment, runtime
 
 
 def test_a_cpu_runs_in_full_precision_as_written() -> None:
@@ -51,3 +53,32 @@ def test_values_arrive_and_times_pass_on_a_cpu() -> None:
     assert later.known and later.read() == [True, False]
     start = clock.mark()
     assert clock.ms(start, clock.mark(inside=True)) >= 0
+
+
+def test_a_commit_is_that_of_this_package_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed below another project, as in its .venv, the package has no commit of its own."""
+
+    def git(*command: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    def found() -> tuple[str | None, int | None]:
+        facts = environment(runtime("cpu"))
+        return facts["commit"], facts["changed_files"]
+
+    monkeypatch.delenv("STELLA_COMMIT", raising=False)
+    file = tmp_path / "site-packages" / "runtime.py"
+    file.parent.mkdir()
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+    assert found() == (None, None)
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    assert found() == (None, None)
+    git("add", ".")
+    git("commit", "-m", "with this file")
+    assert found() == (git("rev-parse", "HEAD").strip(), 0)
+    file.write_text("changed")
+    assert found()[1] == 1
+    monkeypatch.setenv("STELLA_COMMIT", "given")
+    assert found() == ("given", None)
