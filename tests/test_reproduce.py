@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from stella import bench
 from stella.cli import app
 from stella.errors import StellaError
-from stella.reproduce import collect, load, measure, names, runs, show
+from stella.reproduce import collect, load, measure, names, reproduce, runs, show
 from stella.reproduce.paper import WAYS, row, tables
 from stella.reproduce.results import read_results, to_csv
 from stella.train.folder import read_json
@@ -104,6 +104,22 @@ def test_a_variant_is_its_own_whatever_is_overridden() -> None:
     assert runs("table1", ["stream.batch_size=8"])["original/er"].stream.batch_size == 8
 
 
+def test_an_override_that_a_variant_shadows_is_said(tmp_path: Path) -> None:
+    said = load("table1").shadowed(["memory.bytes=1", "train.lr=1", "stream.batch_size=8"])
+    assert said == [
+        "memory.bytes=1 does not reach gmed: there memory.bytes is the variant's own.",
+        "stream.batch_size=8 does not reach stella++: there stream.batch_size is the variant's own.",
+    ]
+    assert load("table1").shadowed(["memory.bytes=1"], only=["er"]) == []
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(StellaError):  # after it is said, before anything is run
+        reproduce("table1", [0], tmp_path, console, ["gmed"], overrides=["memory.bytes=1", "train.lrr=1"])
+    assert "memory.bytes=1 does not reach gmed" in console.file.getvalue()  # type: ignore[attr-defined]
+    (tmp_path / "results.csv").write_text(lines(("gmed", 0, 1.0)))
+    show("table1", tmp_path / "results.csv", console, ["memory.bytes=1"])
+    assert "- memory.bytes=1 does not reach gmed" in (tmp_path / "reproduce.md").read_text()
+
+
 def test_runs_can_be_chosen() -> None:
     assert list(runs("table1", only=["er", "mir"], orders=["shuffled"])) == ["shuffled/er", "shuffled/mir"]
     assert runs("table1", only=["er"])["shuffled/er"].data.tasks == load("table1").orders["shuffled"].tasks
@@ -112,12 +128,13 @@ def test_runs_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tabel1"], "choose one of audio_selection, efficiency, fast, memory_size"),
+        (["tabel1"], "choose one of audio_selection, continual-as, continual-vs, efficiency"),
         (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
         (["table1", "--orders", "random"], "choose from original, shuffled"),
         (["table1", "--seeds-list", "3,x"], "whole numbers"),
         (["table1", "--from", "no.csv"], "no.csv cannot be read"),
         (["table1", "train.lrr=1"], "did you mean train.lr?"),
+        (["continual-as"], "needs clips of your own: give data.path=PLACE, and data.source=folder or packed where"),
     ],
 )
 def test_wrong_names_are_answered_with_the_right_ones(args: list[str], said: str, tmp_path: Path) -> None:
@@ -161,6 +178,31 @@ def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
     page = (tmp_path / "reproduce.md").read_text()
     assert "| ER | 2 | 12.0 ± 2.8 | 1.0 ± 0.0 | 11.18, 10.33 | 7.68, 8.06 |" in page
     assert page.count("paper (Continual-VS) A ↑") == 2 and "*class alone*" in page
+
+
+def test_the_papers_other_dataset_stands_beside_its_own_recipe(tmp_path: Path) -> None:
+    """And a CSV is shown without the clips."""
+    table = shown("continual-as", lines(("er", 0, 10.0), ("shuffled/er", 0, 3.0)), tmp_path)
+    assert "Continual-VS" not in table and "other clips of AudioSet" in table and "Scenes" not in table
+    for order, part in zip(("retrieval_table", "shuffle_retrieval_table"), table.split("shuffled order"), strict=True):
+        printed = row([order], "er", "Continual-AS")
+        assert printed is not None and "paper (Continual-AS) A ↑" in part
+        assert re.search(rf"ER +1 +[\d.]+ +1\.0 +{printed.show('A')} +{printed.show('F')}", part)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "about"),
+    [
+        ("table1", [], "Recipe: model small from base-small, learning rate 0.0005, memory 72.6 MB."),
+        ("table1", ["train.lr=1e-3", "memory.bytes=2000000"], "learning rate 0.001, memory 2 MB."),
+        ("continual-as", [], "Recipe: model base, learning rate 0.0001, memory 5,000 clips."),
+    ],
+)
+def test_a_table_says_what_was_trained(name: str, overrides: list[str], about: str, tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text(lines(("er", 0, 1.0)))
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(name, tmp_path / "results.csv", console, overrides)
+    assert about in console.export_text() and f"{about}\n\n| " in (tmp_path / "reproduce.md").read_text()
 
 
 def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
@@ -250,6 +292,12 @@ def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
     assert all(float(line["clips_per_second"]) > 0 and int(line["peak_bytes"]) > 1e8 for line in table)
     assert re.search(r"Finetune +[\d.]+ +1\.00 +[\d.]+ +1\.00 +29\.46 +1\.00 +18\.34 +1\.00", done.output)
     assert re.search(r"LUMP .* 26\.67 +0\.91 +18\.36 +1\.00", done.output)
+    args = ["--only", "lump", "--out", str(tmp_path), "train.device=cpu", "stream.batch_size=5"]
+    again = stella.invoke(app, ["reproduce", str(recipe), *args])
+    assert again.exit_code == 0, (again.output, again.exception)
+    both = {line["name"]: line for line in csv.DictReader((tmp_path / "quick" / "results.csv").open())}
+    assert both["original/finetune"] == table[0] and both["original/lump"]["batch"] == "5"  # one is measured anew
+    assert re.search(r"Finetune +[\d.]+ +1\.00", again.output)
 
 
 def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:

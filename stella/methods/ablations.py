@@ -15,7 +15,8 @@ from stella.rng import generator
 
 @dataclass(frozen=True)
 class AblationConfig(DERppConfig):
-    keep_ratio: float = 0.5
+    alpha: float = 0.5  # the penalty's weight
+    keep_ratio: float = 0.5  # ρ, of both modalities
 
 
 class SomePatches(DERpp):

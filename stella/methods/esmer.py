@@ -21,11 +21,11 @@ from stella.rng import generator
 
 @dataclass(frozen=True)
 class ESMERConfig:
-    """The paper's values on Continual-VS (γ is 0.2 on Continual-AS)."""
+    """The paper's values on Continual-VS; what differs on Continual-AS stands beside it."""
 
     alpha_loss: float = 0.99  # α_l, what μ keeps of itself
     beta: float = 1.0  # up to β·μ a clip counts in full and may be remembered
-    gamma: float = 0.15  # the weight of the distance to the copy
+    gamma: float = 0.15  # the weight of the distance to the copy (0.2 on Continual-AS)
     alpha: float = 0.999  # the most the copy keeps of itself
     rate: float = 0.2  # r, how often it follows
 

@@ -36,7 +36,8 @@ class GMED(LooksAhead):
     @classmethod
     def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:
         """The clip as it came and the sum of its edits. One is some 1e-7 of the other: added up in half precision (or
-        even in single) edits would vanish, and for numbers as small as these bfloat16 has the range."""
+        even in single) edits would vanish, and for numbers as small as these bfloat16 has the range. It has 8 bits: of
+        edits that are all alike, the sum stands still after some 256."""
         clip = clip_columns(model_config)
         edits = {f"edit_{name}": Column(torch.bfloat16, column.shape) for name, column in clip.items()}
         return clip | edits | {"age": Column(torch.int32)}

@@ -19,7 +19,7 @@ from stella.selection import pair_past
 
 @dataclass(frozen=True)
 class LUMPConfig:
-    concentration: float = 0.1  # λ of Beta(λ, λ); 0.05 on Continual-AS
+    concentration: float = 0.1  # λ of Beta(λ, λ) (0.05 on Continual-AS)
 
     def __post_init__(self) -> None:
         if not 0 < self.concentration < float("inf"):

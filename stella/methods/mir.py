@@ -12,7 +12,7 @@ from stella.methods.virtual import LooksAhead, VirtualConfig
 
 @dataclass(frozen=True)
 class MIRConfig(VirtualConfig):
-    candidates: int = 5  # C, for each clip of the batch (also on Continual-AS)
+    candidates: int = 5  # C, for each clip of the batch
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,10 +44,10 @@ from stella.rng import generator
 
 @dataclass(frozen=True)
 class STELLAConfig:
-    """The paper's values on Continual-VS (β is 0.1 on Continual-AS); the last three are for ablations."""
+    """The paper's values on Continual-VS; the last three are for ablations."""
 
     alpha: float = 0.5  # the penalty's weight
-    beta: float = 0.4  # the temperature of importance
+    beta: float = 0.4  # the temperature of importance (0.1 on Continual-AS)
     keep_ratio: float = 0.5  # ρ, of both modalities
     keep_ratio_a: float | None = None  # ρ_a where it differs from keep_ratio
     keep_ratio_v: float | None = None

@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stella.config import to_tree
 from stella.errors import StellaError
 from stella.report.record import gallery_ceilings
 from stella.reproduce.many import train_all
@@ -42,11 +41,15 @@ def reproduce(
     keep no checkpoints. Returns the exit code: 128 + signal where one stopped it.
     """
     recipe, folder = load(name), Path(folder)
+    for sentence in recipe.shadowed(overrides, only):
+        console.print(sentence, style="yellow", highlight=False)
     if recipe.speed is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        configs = _for_device(name, recipe, only, orders, overrides)
+        configs, results = _for_device(name, recipe, only, orders, overrides), folder / "results.csv"
+        before = read_results(results, recipe.keys)[0] if results.exists() else {}
         measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console, processes)
-        write_text(folder / "results.csv", to_csv(measured))
+        others = [line for key, lines in before.items() if key not in configs for line in lines]
+        write_text(results, to_csv([*measured, *(line for line in others if line.keys() == measured[0].keys())]))
     else:
         exit_code = train_all(runs(name, overrides, only, orders), seeds, folder, console, processes)
         if exit_code:
@@ -69,16 +72,16 @@ def listing() -> Table:
 def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
     """The table of a results.csv, also into reproduce.md beside it. Nothing but the CSV is needed."""
     recipe, results = load(name), Path(results)
-    keys = runs(name, overrides)
-    found, unknown = read_results(results, keys)
+    found, unknown = read_results(results, recipe.keys)
     if not any(found.values()):
         raise StellaError(f"{results} has no run of {name}, only {', '.join(unknown)}; give another file or name")
     if recipe.speed is not None:
         sheets = [speed_sheet(recipe, order, found) for order in recipe.orders]
     else:
-        cues = gallery_ceilings(to_tree(next(iter(keys.values())).data))
+        first = next(iter(recipe.orders.values()))
+        cues = gallery_ceilings(recipe.tree(overrides, first.tasks).get("data", {}))
         begun = [order for order in recipe.orders if any(found[f"{order}/{each}"] for each in recipe.variants)]
-        sheets = [learning_sheet(recipe, order, found, cues) for order in begun]
+        sheets = [learning_sheet(recipe, order, found, cues, overrides) for order in begun]
     console.print(terminal(sheets))
     if unknown:
         console.print(f"Not in this table: {', '.join(unknown)}", highlight=False)

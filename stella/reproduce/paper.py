@@ -11,7 +11,6 @@ from stella.config import read_toml
 from stella.errors import StellaError
 
 DATASET = "Continual-VS"
-NAME = f"paper ({DATASET})"
 WAYS = ("a2v", "v2a")
 
 

@@ -1,6 +1,7 @@
 """The recipe of a reproduction: a base configuration, named variants of it, and the orders of tasks they are run in.
 
 A TOML file in `recipes/`. A recipe that is `like` another and has no base has that one's: their runs can be compared.
+One whose base reads no scenes needs `data.path=…` from whoever runs it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ from typing import Any
 
 from stella.config import build, lay, read_toml
 from stella.errors import StellaError
-from stella.train.config import RunConfig
+from stella.methods.base import MemoryConfig
+from stella.report.methods import spell_bytes
+from stella.reproduce.paper import DATASET
+from stella.train.config import ModelConfig, RunConfig, TrainConfig
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -46,16 +50,53 @@ class Recipe:
     variants: dict[str, Variant]
     orders: dict[str, Order]
     base: dict[str, Any] = field(default_factory=dict)
+    dataset: str = DATASET  # of the paper's figures that are set beside ours
     speed: SpeedSteps | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """`ORDER/VARIANT` of all runs."""
+        return [f"{order}/{variant}" for order in self.orders for variant in self.variants]
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
         """`overrides` change the base; what a variant sets is its own."""
-        tree = deepcopy(self.base)
-        if tasks := self.orders[order].tasks:
-            tree.setdefault("data", {})["tasks"] = list(tasks)
-        for override in (*overrides, *self.variants[variant].set):
-            lay(tree, override)
+        tree = self.tree([*overrides, *self.variants[variant].set], self.orders[order].tasks)
+        data = tree.get("data", {})
+        if data.get("source", "scenes") != "scenes" and "path" not in data:
+            raise StellaError(
+                f"“{self.title}” needs clips of your own: give data.path=PLACE, and data.source=folder or packed "
+                "where that holds no shards"
+            )
         return build(RunConfig, tree)
+
+    def about(self, overrides: Sequence[str] = ()) -> str:
+        """What all variants share unless they say otherwise, in one line."""
+        tree = self.tree(overrides)
+        model = build(ModelConfig, tree.get("model", {}), "model.")
+        memory = build(MemoryConfig, tree.get("memory", {}), "memory.")
+        rate = build(TrainConfig, tree.get("train", {}), "train.").lr
+        start = f" from {model.weights}" if model.weights else ""
+        room = f"{memory.clips:,} clips" if memory.bytes is None else spell_bytes(memory.bytes)
+        return f"Recipe: model {model.preset}{start}, learning rate {rate:g}, memory {room}."
+
+    def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:
+        """A sentence for each override that does not reach some variants, since they set the same key."""
+        said = []
+        for override in overrides:
+            key = override.partition("=")[0]
+            own = [name for name, each in self.variants.items() if any(s.startswith(f"{key}=") for s in each.set)]
+            if missed := [name for name in own if not only or name in only]:
+                said.append(f"{override} does not reach {', '.join(missed)}: there {key} is the variant's own.")
+        return said
+
+    def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> dict[str, Any]:
+        """The base with these tasks and values, not checked yet."""
+        tree = deepcopy(self.base)
+        if tasks:
+            tree.setdefault("data", {})["tasks"] = list(tasks)
+        for value in values:
+            lay(tree, value)
+        return tree
 
 
 def names() -> list[str]:

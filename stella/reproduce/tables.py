@@ -16,9 +16,11 @@ from stella.reproduce.recipe import Recipe
 from stella.reproduce.results import Rows, spread
 
 SCALE = (
-    f"Columns headed “{paper.NAME}” are printed in the paper: another model, on VGGSound. Scenes and {paper.DATASET} "
+    "Columns headed “paper ({dataset})” are printed in the paper: another model, on {clips}. Scenes and {dataset} "
     "differ in scale: compare the orders of methods, not the figures."
 )
+OWN = "Columns headed “paper ({dataset})” are printed in the paper: other clips of {clips}, other first weights."
+CLIPS = {"Continual-VS": "VGGSound", "Continual-AS": "AudioSet"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Sheet:
     """A table on its way to be shown: the first column is text, the others are figures."""
 
     title: str
+    about: str  # below the title; may be empty
     head: list[str]
     rows: list[list[str]]
     below: list[list[str]]  # set apart: what is no result
@@ -33,29 +36,36 @@ class Sheet:
 
 
 def learning_sheet(
-    recipe: Recipe, order: str, found: Mapping[str, Rows], ceilings: Mapping[str, float] | None
+    recipe: Recipe,
+    order: str,
+    found: Mapping[str, Rows],
+    ceilings: Mapping[str, float] | None,
+    overrides: Sequence[str] = (),
 ) -> Sheet:
     """A and F of every variant in one order of tasks; `found` has the lines of `ORDER/VARIANT`."""
     table, printed = recipe.orders[order], {}
     rows = []
     for name, variant in recipe.variants.items():
-        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name)
+        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
         printed[name] = theirs
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–", "–"]
         rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
     cues = [[name, "", f"{ceilings[key]:.1f}", "", "", ""] for key, name in CEILINGS.items()] if ceilings else []
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
+    scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     both = [(ours.mean, theirs.mean("A")) for ours, theirs in means.values() if ours.values]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
-        ["", "runs", "ours A ↑", "ours F ↓", *(f"{paper.NAME} {figure}: a→v, v→a" for figure in ("A ↑", "F ↓"))],
+        recipe.about(overrides),
+        ["", "runs", "ours A ↑", "ours F ↓", *(f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓"))],
         rows,
         cues,
         [
             "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
             *(["Below the line: A by one cue alone in our gallery."] if cues else []),
-            *_sources([theirs for theirs in printed.values() if theirs], SCALE),
+            *recipe.shadowed(overrides),
+            *_sources([theirs for theirs in printed.values() if theirs], scale),
             *_order(both),
         ],
     )
@@ -88,6 +98,7 @@ def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
     }
     return Sheet(
         recipe.title,
+        "",
         ["", *(f"ours {column}" for column in columns), *(f"paper (V100) {column}" for column in columns)],
         rows,
         [],
@@ -103,7 +114,8 @@ def terminal(sheets: Sequence[Sheet]) -> RenderableType:
 
 
 def _rich(sheet: Sheet) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=sheet.title, title_justify="left", title_style="bold")
+    title = Text.assemble((sheet.title, "bold"), (f"\n{sheet.about}" if sheet.about else "", "dim"))
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="")
     for i, heading in enumerate(sheet.head):
         dim = "dim" if heading.startswith("paper") else ""
         table.add_column(heading, justify="right" if i else "left", style=dim, header_style=f"bold {dim}".strip())
@@ -124,7 +136,8 @@ def _markdown(sheet: Sheet) -> str:
     lines = [sheet.head, ["---", *["---:"] * (len(sheet.head) - 1)], *sheet.rows]
     lines += [[f"*{cell}*" if cell else "" for cell in row] for row in sheet.below]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"## {sheet.title}\n{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
+    about = f"{sheet.about}\n\n" if sheet.about else ""
+    return f"## {sheet.title}\n{about}{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
 
 
 def _sources(rows: Sequence[Row], warning: str) -> list[str]:
