@@ -1,7 +1,7 @@
 """Kills runs with SIGKILL at random moments, resumes them, and compares: python kill.py FOLDER MOMENTS SEED
 
-Every other moment is a random time; the others are a random call of each thing in turn that a run does, so that rare
-ones (a checkpoint half written, a line half written) are met as well. Prints a JSON line for each moment.
+First a random call of each thing in turn that a run does, so that rare ones (a checkpoint half written, a line half
+written) are met as well; then every other moment is a random time. Prints a JSON line for each moment.
 """
 
 import json
@@ -103,13 +103,13 @@ def main(root: Path, moments: int, seed: int) -> None:
     for moment in range(moments):
         run = root / f"killed-{moment}"
         minutes = draw.choice([0, 0, 10])
-        if moment % 2:
+        if moment >= len(places) and moment % 2:
             where = f"after {(wait := draw.uniform(0, 0.6 * seconds)):.3f} s"
             pid = child(run, minutes)
             time.sleep(wait)
             os.kill(pid, signal.SIGKILL)
         else:
-            place = places[moment // 2 % len(places)]
+            place = places[moment % len(places)]
             call = draw.randint(1, counts[place])
             where = f"{place}, call {call} of at least {counts[place]}"
             pid = child(run, minutes, place, call)

@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from kill import PLACES
 
 KILL = Path(__file__).with_name("kill.py")
 
 
-@pytest.mark.parametrize("moments", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [7, pytest.param(24, marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(moments: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(KILL), str(tmp_path), str(moments), "1"],
@@ -20,5 +21,6 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(moments: int, tmp
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == moments
+    assert all(any(place in result["where"] for result in results) for place in PLACES)
     assert all(result["same"] for result in results), results
     assert sum(result["killed"] for result in results) >= 0.75 * moments, results
