@@ -68,7 +68,7 @@ class Trainer:
         method.lr = config.lr
         self.counters = Counters()
         self.meter = Meter(runtime.device)
-        self.left_out: list[tuple[int, list[str]]] = []  # steps, and what was not finite; whoever reads it clears it
+        self.left_out: list[tuple[int, list[str]]] = []  # steps, and what was not finite
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
         self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # all, if no clip is skipped
         self._parameters = [p for p in method.parameters() if p.requires_grad]
