@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 from stella import bench
 from stella.cli import app
 from stella.errors import StellaError
-from stella.reproduce import collect, load, measure, names, reproduce, runs, show
+from stella.reproduce import collect, load, many, measure, names, reproduce, runs, show
 from stella.reproduce.paper import WAYS, row, tables
 from stella.reproduce.results import read_results, to_csv
+from stella.train.config import RunConfig
 from stella.train.folder import read_json
+from stella.train.run import RunResult
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper.tex"
 DATASETS = ("Continual-VS", "Continual-AS")
@@ -319,3 +321,16 @@ def test_runs_side_by_side_are_the_runs_one_after_the_other(tmp_path: Path) -> N
     for run in ("original/finetune/seed-0", "original/er/seed-0"):
         assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
         assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
+
+
+def test_a_signal_while_a_run_ends_is_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Path] = []
+
+    def ended(config: RunConfig, run: Path, **_: object) -> RunResult:
+        begun.append(run)
+        return RunResult(run, finished=True, exit_code=143)
+
+    monkeypatch.setattr(many, "pretrain", ended)
+    configs = {"one": RunConfig(), "two": RunConfig()}
+    assert many.train_all(configs, [0], tmp_path, Console(file=io.StringIO())) == 143
+    assert begun == [tmp_path / "one" / "seed-0"]

@@ -33,7 +33,7 @@ def train_all(
     for name, (config, run) in runs.items():
         console.print(name, style="dim", highlight=False)
         result = _one(config, run, console)
-        if not result.finished:
+        if result.exit_code:
             return result.exit_code
     return 0
 
@@ -45,7 +45,7 @@ def _side_by_side(runs: Mapping[str, tuple[RunConfig, Path]], processes: int, co
         try:
             for number, done in enumerate(as_completed(going), 1):
                 result = done.result()
-                if not result.finished:
+                if result.exit_code:
                     return result.exit_code
                 figures = ", ".join(f"{key} {result.end[key]:.1f}" for key in "AF" if result.end[key] is not None)
                 console.print(f"{number} of {len(going)}: {going[done]}: {figures}", highlight=False)
