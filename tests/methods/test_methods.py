@@ -139,6 +139,23 @@ def test_paper_values_are_the_defaults() -> None:
 # ---- bytes
 
 
+def test_mats_ranks_patches_by_the_change_of_their_embeddings() -> None:
+    """A loop over clips, steps and places; positions are no change, and pixels are not compared."""
+    one, b = method("mats", dtype=torch.float64), batch(3)
+    a, v = one.model.patches_a(b.audio.double()), one.model.patches_v(b.video)
+    video = one.model.patches_v(one.model.normalise(b.video))
+    for order, patches, embed, grid in (
+        (one.order_a(a), a, one.model.patch_embed_a, TOY.grid_a),
+        (one.order_v(v), video, one.model.patch_embed_v, TOY.grid_v),
+    ):
+        places = grid[1] * (grid[2] if len(grid) > 2 else 1)
+        for clip, values in enumerate(patches.values):
+            tokens = [embed(value) for value in values]
+            later = [i + places if i < places else i for i in range(len(tokens))]  # nothing comes before the first step
+            change = [(tokens[i] - tokens[i - places]).norm().item() for i in later]
+            assert order[clip].tolist() == sorted(range(len(tokens)), key=lambda i, change=change: -change[i])
+
+
 def _bytes(name: str, preset: str, **args: Any) -> int:
     cls = METHODS[name]
     columns = cls.columns(PRESETS[preset], cls.Config(**args))

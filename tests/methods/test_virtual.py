@@ -115,6 +115,27 @@ def test_looking_ahead_leaves_the_model_as_it_is_and_masks_as_er_does(name: str)
 
 
 @both
+def test_looking_ahead_touches_neither_optimiser_nor_memory(name: str) -> None:
+    """But for one draw from the memory: its clips, and what its generator gives next, are as after that alone."""
+    one, b = method(name, clips=20), batch(4, 12)
+    adam = optimiser(one)
+    for earlier in batches([6, 6]):
+        step(one, adam, earlier)
+    steps, rows = copy.deepcopy(adam.state_dict()), one.memory.state_dict()["rows"]
+    before = one.memory.generator.get_state()
+    one.memory.draw(20 if name == "mir" else 4)
+    drawn = one.memory.generator.get_state()
+    one.memory.generator.set_state(before)
+    one.loss(b)
+    assert torch.equal(one.memory.generator.get_state(), drawn)
+    assert all(torch.equal(now, rows[key]) for key, now in one.memory.state_dict()["rows"].items())
+    now = adam.state_dict()
+    assert now["param_groups"] == steps["param_groups"] and len(steps["state"]) == len(list(one.parameters()))
+    for index, moments in steps["state"].items():
+        assert all(torch.equal(now["state"][index][key], value) for key, value in moments.items())
+
+
+@both
 def test_an_empty_memory_makes_it_finetune(name: str) -> None:
     finetune, one = method("finetune"), method(name, clips=0)
     untouched = one.generators["virtual"].get_state()
