@@ -142,6 +142,8 @@ def test_paper_values_are_the_defaults() -> None:
 def test_mats_ranks_patches_by_the_change_of_their_embeddings() -> None:
     """A loop over clips, steps and places; positions are no change, and pixels are not compared."""
     one, b = method("mats", dtype=torch.float64), batch(3)
+    for positions in (one.model.pos_embed_a, one.model.pos_embed_v):
+        torch.nn.init.normal_(positions)
     a, v = one.model.patches_a(b.audio.double()), one.model.patches_v(b.video)
     video = one.model.patches_v(one.model.normalise(b.video))
     for order, patches, embed, grid in (
