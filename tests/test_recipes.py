@@ -10,6 +10,7 @@ import torch
 from stella.config import build, read_toml, resolve
 from stella.memory import capacity_for
 from stella.methods import METHODS
+from stella.model import weights
 from stella.report.methods import hyper_parameters
 from stella.reproduce import load, names, runs
 from stella.train.config import RunConfig, model_config, settle
@@ -30,6 +31,16 @@ def test_a_recipe_resolves(recipe: Path) -> None:
     assert config.method in METHODS
     assert model_config(config).image_size == config.stream.size
     assert recipe.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, DEMO], ids=lambda path: path.name)
+def test_initial_weights_that_a_recipe_names_ship(recipe: Path) -> None:
+    for name in re.findall(r'^weights = "(.+?)"', recipe.read_text(encoding="utf-8"), re.M):
+        assert weights.find(name).parent == weights.SHIPPED, name
+
+
+def test_the_main_comparison_starts_from_its_own_weights() -> None:
+    build_method(settle(runs("table1", ["train.device=cpu"])["original/stella"]), torch.device("cpu"))
 
 
 def test_memories_of_the_comparison_are_equal_in_bytes() -> None:
