@@ -37,7 +37,7 @@ from stella.methods.base import (
     output_rows,
     penalty,
 )
-from stella.model.avm import AVM, Scored, Scoring, draw_pairs, matching_loss, score
+from stella.model.avm import AVM, Scored, draw_pairs, matching_loss, score
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.rng import generator
 
@@ -53,18 +53,16 @@ class STELLAConfig:
     keep_ratio_v: float | None = None
     chunk: int = 4  # L_c, time steps of patches
     avm_heads: int | None = None  # none: as many as the model has
-    score_depth: int | None = None  # cheaper scoring: encoder blocks it runs through; none: all
     score_every: int = 1  # cheaper scoring: of so many neighbouring patches one is looked at
-    score_frames: int = 1  # cheaper scoring: of so many frames one is looked at
     audio: Literal["time", "frequency", "free"] = "time"
     importance: bool = True  # false: unpruned patches are drawn uniformly ("RCA only")
     correlation: bool = True  # false: no patch is pruned ("LPIS only")
 
     def __post_init__(self) -> None:
-        if self.beta <= 0 or self.chunk < 1 or (self.avm_heads is not None and self.avm_heads < 1):
-            raise ConfigError(
-                f"beta={self.beta} must be above 0, chunk={self.chunk} and avm_heads={self.avm_heads} at least 1"
-            )
+        least = {"chunk": self.chunk, "score_every": self.score_every, "avm_heads": self.avm_heads}
+        if self.beta <= 0 or any(value is not None and value < 1 for value in least.values()):
+            given = ", ".join(f"{name}={value}" for name, value in least.items())
+            raise ConfigError(f"beta={self.beta} must be above 0, and {given} at least 1")
 
     def kappa_a(self, model: CAVConfig) -> int:
         return selection.kappa(model.patches_a, self.keep_ratio if self.keep_ratio_a is None else self.keep_ratio_a)
@@ -120,8 +118,6 @@ class STELLA(Method):
         super().__init__(model, config, objective, memory, seed)
         c = model.config
         self.beta = config.beta
-        self.scoring = Scoring(config.score_depth, config.score_every, config.score_frames)
-        self.scoring.check(c)
         self.kappa_a, self.kappa_v = config.kappa_a(c), config.kappa_v(c)
         check_kept(self.kappa_a, c.patches_a, objective)
         check_kept(self.kappa_v, c.patches_v, objective)
@@ -137,7 +133,7 @@ class STELLA(Method):
     def loss(self, batch: Batch) -> Losses:
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
         drawn = self.draw(batch)
-        scored = score(self.model, self.avm, a, v, self.scoring)
+        scored = score(self.model, self.avm, a, v, self.config.score_every)
         scores, matching = self.scores(scored, drawn), self.matching(scored)
         del scored  # large, and not needed any more
         kept_a, kept_v = self.choose(a, v, scores, drawn)

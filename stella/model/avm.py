@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stella import losses
 from stella.errors import ConfigError
-from stella.model.cav import CAV, CAVConfig, Patches
+from stella.model.cav import CAV, Patches
 from stella.model.compiling import compilable, lean
 from stella.model.vit import init_linear
 
@@ -84,34 +84,16 @@ class Scored:
     qk: QueriesKeys  # of all patches
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """How much of a clip scoring looks at: a patch that it leaves out has its neighbour's query and key."""
-
-    depth: int | None = None  # encoder blocks; none: all
-    every: int = 1  # of so many neighbouring patches one is scored (mel bins of a time step, columns of a frame)
-    frames: int = 1  # of so many frames one is scored
-
-    def check(self, model: CAVConfig) -> None:
-        """Refuse what a model has not."""
-        if self.every < 1 or self.frames < 1 or model.frames % self.frames:
-            raise ConfigError(
-                f"score_every={self.every} must be at least 1, score_frames={self.frames} divide {model.frames} frames"
-            )
-        if self.depth is not None and not 1 <= self.depth <= model.fusion_from:
-            raise ConfigError(f"score_depth={self.depth} must lie in 1…{model.fusion_from}, the encoders' blocks")
-
-
-ALL = Scoring()
-
-
 @torch.no_grad()
-def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> Scored:
-    """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`."""
-    c = model.config
-    a, at_a, stands_a = _thin(a, (1, *c.grid_a), 1, how.every)
-    v, at_v, stands_v = _thin(v, c.grid_v, how.frames, how.every)
-    x_a, x_v = model.encode_a(a, how.depth), model.encode_v(v, how.depth)
+def score(model: CAV, avm: AVM, a: Patches, v: Patches, every: int = 1) -> Scored:
+    """Queries and keys of whole clips: `score(model, avm, model.patches_a(audio), model.patches_v(video))`.
+
+    Cheaper scoring: of `every` neighbouring patches (mel bins of a time step, columns of a frame) only the first is
+    looked at, and the others have its query and key.
+    """
+    a, at_a, stands_a = _thin(a, model.config.grid_a[-1], every)
+    v, at_v, stands_v = _thin(v, model.config.grid_v[-1], every)
+    x_a, x_v = model.encode_a(a), model.encode_v(v)
     o_a, o_v = model.fuse_joint(x_a, x_v, at_a, at_v)
     qk = avm.project(o_a, o_v)
     q_a, k_a, q_v, k_v = (
@@ -123,18 +105,15 @@ def score(model: CAV, avm: AVM, a: Patches, v: Patches, how: Scoring = ALL) -> S
     return Scored(x_a, x_v, o_a, o_v, at_a, at_v, QueriesKeys(q_a, k_a, q_v, k_v))
 
 
-def _thin(
-    patches: Patches, grid: tuple[int, int, int], frames: int, every: int
-) -> tuple[Patches, Tensor | None, Tensor | None]:
-    """The patches to look at, the first of each group, and for each of all which of these stands for it."""
-    if frames == every == 1:
+def _thin(patches: Patches, row: int, every: int) -> tuple[Patches, Tensor | None, Tensor | None]:
+    """The patches to look at, in rows of so many, and for each of all which of these stands for it."""
+    if every == 1:
         return patches, None, None
-    device = patches.positions.device
-    all_ = torch.arange(grid[0] * grid[1] * grid[2], device=device).view(grid)
-    some = all_[::frames, :, ::every]
-    order = torch.arange(some.numel(), device=device).view(some.shape)
-    stands = order.repeat_interleave(frames, 0).repeat_interleave(every, 2)[..., : grid[2]]
-    return patches.take(some.flatten().expand(len(patches.positions), -1)), some.flatten(), stands.flatten()
+    batch, length = patches.positions.shape
+    some = torch.arange(length, device=patches.positions.device).view(-1, row)[:, ::every]  # [rows, groups]
+    order = torch.arange(some.numel(), device=some.device).view(some.shape)
+    stands = order.repeat_interleave(every, 1)[:, :row]
+    return patches.take(some.flatten().expand(batch, -1)), some.flatten(), stands.flatten()
 
 
 def _spread(x: Tensor, stands: Tensor | None) -> Tensor:

@@ -239,13 +239,13 @@ class CAV(nn.Module):
         x: Tensor = self.patch_embed_v(self.input_v(patches))
         return x + self.modality_v + _at(self.pos_embed_v, patches.positions)
 
-    def encode_a(self, patches: Patches, depth: int | None = None) -> Tensor:
+    def encode_a(self, patches: Patches) -> Tensor:
         """E_a: [B, K, D] of these patches (all of a clip's or some), before the second position embedding."""
-        return chain(self.blocks_a[:depth], self.embed_a(patches))
+        return chain(self.blocks_a, self.embed_a(patches))
 
-    def encode_v(self, patches: Patches, depth: int | None = None) -> Tensor:
+    def encode_v(self, patches: Patches) -> Tensor:
         """E_v: [B, K, D], as `encode_a`."""
-        return chain(self.blocks_v[:depth], self.embed_v(patches))
+        return chain(self.blocks_v, self.embed_v(patches))
 
     # ---- fusion; `positions` [B, K] are those of the encoded patches, None for all in order
 
