@@ -121,7 +121,7 @@ def test_looking_ahead_touches_neither_optimiser_nor_memory(name: str) -> None:
     adam = optimiser(one)
     for earlier in batches([6, 6]):
         step(one, adam, earlier)
-    steps, rows = copy.deepcopy(adam.state_dict()), one.memory.state_dict()["rows"]
+    steps, rows = copy.deepcopy((adam.state_dict(), one.memory.state_dict()["rows"]))
     before = one.memory.generator.get_state()
     one.memory.draw(20 if name == "mir" else 4)
     drawn = one.memory.generator.get_state()
