@@ -3,7 +3,8 @@
     python benchmarks/train_step.py stella:48 derpp:48 stella:9 derpp:9 stella:48:packed stella:48:score_every=2
 
 Each argument is METHOD:BATCH with `packed` or the method's own settings behind it, each a process of its own. They
-start together, since compiling is the processor's work, and take their times one after the other. Rows go to results/speed/train_step.csv; what they say is in results/speed/README.md.
+start together, since compiling is the processor's work, and take their times one after the other; `--processes` limits
+how many are on the card at once. Rows go to results/speed/train_step.csv; what they say is in results/speed/README.md.
 """
 
 import argparse

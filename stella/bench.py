@@ -246,7 +246,14 @@ def _stages(config: RunConfig) -> dict[str, float]:
         spans.clear()
         return timed("step", whole)(batches)
 
-    names = {"draw": "memory", "after_step": "memory", "matching": "avm", "scores": "select", "choose": "select"}
+    names = {
+        "draw": "memory",
+        "after_step": "memory",
+        "follow": "memory",
+        "matching": "avm",
+        "scores": "select",
+        "choose": "select",
+    }
     for name, stage in {**names, "pretrain": "forward", "parts": "forward"}.items():
         if name in dir(method):
             setattr(method, name, timed(stage, getattr(method, name)))

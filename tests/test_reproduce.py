@@ -220,7 +220,8 @@ def test_what_is_no_run_of_it_is_said(tmp_path: Path) -> None:
         shown("temperature", lines(("other", 0, 1.0)), tmp_path)
     with pytest.raises(StellaError, match="original/er with seed 0 twice"):
         shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
-    assert "only a figure without numbers" in shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
+    text = shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
+    assert "The paper prints no numbers of this." in text and "paper (" not in text
 
 
 def test_committed_results_can_be_shown(tmp_path: Path) -> None:

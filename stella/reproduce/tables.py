@@ -44,13 +44,17 @@ def learning_sheet(
 ) -> Sheet:
     """A and F of every variant in one order of tasks; `found` has the lines of `ORDER/VARIANT`."""
     table, printed = recipe.orders[order], {}
+    columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
     rows = []
     for name, variant in recipe.variants.items():
         ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
         printed[name] = theirs
-        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–", "–"]
+        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
         rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
-    cues = [[name, "", f"{ceilings[key]:.1f}", "", "", ""] for key, name in CEILINGS.items()] if ceilings else []
+    cues = [
+        [name, "", f"{ceilings[key]:.1f}", "", *("" for _ in columns)]
+        for key, name in (CEILINGS.items() if ceilings else ())
+    ]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
@@ -58,7 +62,7 @@ def learning_sheet(
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
-        ["", "runs", "ours A ↑", "ours F ↓", *(f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓"))],
+        ["", "runs", "ours A ↑", "ours F ↓", *columns],
         rows,
         cues,
         [
@@ -144,7 +148,7 @@ def _sources(rows: Sequence[Row], warning: str) -> list[str]:
     """Which of the paper's tables, and the warning that goes with them."""
     labels = list(dict.fromkeys(row.table for row in rows))
     if not labels:
-        return ["The paper has no table of this, only a figure without numbers."]
+        return ["The paper prints no numbers of this."]
     return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {warning}"]
 
 
