@@ -51,10 +51,8 @@ def learning_sheet(
         printed[name] = theirs
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
         rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
-    cues = [
-        [name, "", f"{ceilings[key]:.1f}", "", *("" for _ in columns)]
-        for key, name in (CEILINGS.items() if ceilings else ())
-    ]
+    below = ["", *("" for _ in columns)]
+    cues = [[name, "", f"{ceilings[key]:.1f}", *below] for key, name in CEILINGS.items()] if ceilings else []
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
