@@ -173,9 +173,9 @@ def matching_loss(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Tensor:
 
 def _at_once(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """The same loss with the same gradients, already known."""
-    reached = [p for p in parameters if p.requires_grad]
     if not loss.requires_grad:
         return loss
+    reached = [p for p in parameters if p.requires_grad]
     with torch.autocast(loss.device.type, enabled=False):  # as any backward pass
         gradients = torch.autograd.grad(loss, reached)
     known: Tensor = _Known.apply(loss.detach(), gradients, *reached)  # type: ignore[no-untyped-call]
