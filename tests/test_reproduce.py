@@ -1,9 +1,15 @@
 """The paper's comparisons: its figures as printed, runs that can be made apart, and tables nobody can misread."""
 
+import contextlib
 import csv
 import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from math import isnan
 from multiprocessing import get_context
 from pathlib import Path
@@ -322,6 +328,41 @@ def test_runs_side_by_side_are_the_runs_one_after_the_other(tmp_path: Path) -> N
     for run in ("original/finetune/seed-0", "original/er/seed-0"):
         assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
         assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
+
+
+def test_runs_side_by_side_stop_when_they_are_told_to(tmp_path: Path) -> None:
+    """SIGTERM for the first process alone: the others save, and nothing goes on without it."""
+    chosen = [
+        "--only",
+        "finetune,er",
+        "--orders",
+        "original",
+        "--seeds",
+        "1",
+        "--processes",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    endless = [*MINIATURE, "stream.epochs=100000", "train.log_every=1"]
+    command = [sys.executable, "-m", "stella", "reproduce", "table1", *chosen, *endless]
+    runs_of_it = [tmp_path / "table1" / "original" / name / "seed-0" for name in ("finetune", "er")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as first:
+        try:
+            while not all('"step"' in _read(run / "metrics.jsonl") for run in runs_of_it):
+                assert first.poll() is None
+                time.sleep(0.2)
+            first.terminate()
+            assert first.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+    for run in runs_of_it:
+        assert list((run / "checkpoints").glob("step-*.pt"))
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_a_signal_while_a_run_ends_is_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

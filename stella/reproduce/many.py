@@ -2,10 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -40,7 +43,7 @@ def train_all(
 
 def _side_by_side(runs: Mapping[str, tuple[RunConfig, Path]], processes: int, console: Console) -> int:
     threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool, _sigterm_passed_on():
         going = {pool.submit(_quietly, config, run, threads): name for name, (config, run) in runs.items()}
         try:
             for number, done in enumerate(as_completed(going), 1):
@@ -52,6 +55,24 @@ def _side_by_side(runs: Mapping[str, tuple[RunConfig, Path]], processes: int, co
         finally:
             pool.shutdown(cancel_futures=True)  # an error or a stop in one ends those that have not begun
     return 0
+
+
+@contextmanager
+def _sigterm_passed_on() -> Iterator[None]:
+    """A SIGTERM for this process reaches its children, which save and stop. (A terminal's Ctrl-C does anyway.)"""
+    if threading.current_thread() is not threading.main_thread():  # others may not set handlers
+        yield
+        return
+
+    def pass_on(*_: object) -> None:
+        for child in active_children():
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _quietly(config: RunConfig, run: Path, threads: int) -> RunResult:
