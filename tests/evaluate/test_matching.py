@@ -124,8 +124,8 @@ def test_each_clip_is_judged_with_its_own_video_and_with_anothers(
         names = torch.arange(len(values), dtype=torch.float32)[:, None, None]
         return names.expand(-1, values.shape[1], CONFIG.dim)
 
-    monkeypatch.setattr(model, "encode_a", lambda patches, depth: name(patches.values))
-    monkeypatch.setattr(model, "encode_v", lambda patches, depth: name(patches.values))
+    monkeypatch.setattr(model, "encode_a", lambda patches: name(patches.values))
+    monkeypatch.setattr(model, "encode_v", lambda patches: name(patches.values))
     monkeypatch.setattr(model, "fuse_joint", lambda x_a, x_v, *positions: (x_a, x_v))
     found = evaluate_matching(model, avm, Clips(9), STREAM, generator(0))
     assert len(found.correct) == 2 * 4 + 2 * 4 + 1  # the clip left alone in the last batch has no other to meet
