@@ -325,10 +325,8 @@ def rows_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def bench(
-    configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console, processes: int = 1
-) -> list[Row]:
-    """Each configuration at each batch size in a fresh process, so many started at a time."""
+def bench(configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console) -> list[Row]:
+    """Each configuration at each batch size in a fresh process, one after the other."""
     sized = {
         f"{name}, batch {batch}": (name, replace(config, stream=replace(config.stream, batch_size=batch)))
         for batch in batches
@@ -336,7 +334,7 @@ def bench(
     }
     rows = []
     jobs = {key: (config, steps) for key, (_, config) in sized.items()}
-    for key, found in one_after_the_other(measure, jobs, processes):
+    for key, found in one_after_the_other(measure, jobs, processes=1):
         if isinstance(found, Exception):
             raise found
         rows.append(replace(found, name=sized[key][0]))

@@ -10,6 +10,7 @@ from rich.table import Table
 app = typer.Typer(help="The embedded benchmark: procedural clips, no download.", no_args_is_help=True)
 console = Console()
 
+Task = Annotated[str, typer.Option(help="base, or task1 … task6.")]
 Size = Annotated[str, typer.Option(help="scenes, scenes-hard, scenes-full or scenes-full-hard.")]
 Seed = Annotated[int, typer.Option(help="Of the scenes; another seed is another set of clips.")]
 Split = Annotated[str, typer.Option(help="train or eval.")]
@@ -18,7 +19,7 @@ Split = Annotated[str, typer.Option(help="train or eval.")]
 @app.command("preview")
 def scenes_preview(
     out: Annotated[Path, typer.Option(help="Folder for the sheet and the film.")] = Path("preview"),
-    task: Annotated[str, typer.Option(help="base, or task1 … task6.")] = "task1",
+    task: Task = "task1",
     clips: Annotated[int, typer.Option(min=1, help="How many.")] = 8,
     size: Size = "scenes",
     split: Split = "eval",
@@ -65,7 +66,7 @@ def scenes_audit(
 @app.command("render")
 def scenes_render(
     out: Annotated[Path, typer.Argument(help="Folder to fill.")],
-    task: Annotated[str, typer.Option(help="base, or task1 … task6.")] = "task1",
+    task: Task = "task1",
     clips: Annotated[int, typer.Option(min=1, help="How many.")] = 40,
     size: Size = "scenes",
     split: Split = "train",

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stella.bench import Row, measure, rows_table, write_rows
+from stella.bench import Row, Turn, measure, one_after_the_other, rows_table, write_rows
 from stella.cli import app
 from stella.config import resolve
 from stella.train.config import RunConfig
@@ -82,3 +84,21 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 0 and "finetune, batch 2:" in done.output
     assert out.read_text().count("\n") == 2
+
+
+def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
+    if name == "fails":
+        raise ValueError(name)
+    with alone:
+        began = time.monotonic()
+        time.sleep(0.3)
+        return began, time.monotonic()
+
+
+def test_processes_that_start_together_measure_one_at_a_time() -> None:
+    """Also where one of them fails before its turn: the others do not wait for it."""
+    jobs = {name: (name,) for name in ("one", "fails", "two", "three")}
+    found = dict(one_after_the_other(_alone_for_a_while, jobs, processes=3))
+    assert list(found) == list(jobs) and isinstance(found.pop("fails"), ValueError)
+    spans = sorted(span for span in found.values() if isinstance(span, tuple))
+    assert len(spans) == 3 and all(end <= begin for (_, end), (begin, _) in pairwise(spans))

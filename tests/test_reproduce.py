@@ -23,7 +23,8 @@ from stella.cli import app
 from stella.errors import StellaError
 from stella.reproduce import collect, load, many, measure, names, reproduce, runs, show
 from stella.reproduce.paper import WAYS, row, tables
-from stella.reproduce.results import read_results, to_csv
+from stella.reproduce.results import read_results
+from stella.train.compare import to_csv
 from stella.train.config import RunConfig
 from stella.train.folder import read_json
 from stella.train.run import RunResult

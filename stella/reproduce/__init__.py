@@ -15,9 +15,10 @@ from stella.errors import StellaError
 from stella.report.record import gallery_ceilings
 from stella.reproduce.many import train_all
 from stella.reproduce.recipe import Recipe, load, names, runs
-from stella.reproduce.results import collect, read_results, to_csv
+from stella.reproduce.results import collect, read_results
 from stella.reproduce.speed import has_gpu, measure, measure_all
 from stella.reproduce.tables import learning_sheet, markdown, speed_sheet, terminal
+from stella.train.compare import to_csv
 from stella.train.config import RunConfig
 from stella.train.folder import write_text
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from stella.errors import StellaError
 from stella.report.record import Spread
-from stella.train.compare import provenance as provenance
-from stella.train.compare import row
-from stella.train.compare import to_csv as to_csv
+from stella.train.compare import row, to_csv
 from stella.train.folder import RunFolder, write_text
 
 Rows = list[dict[str, str]]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stella.bench import advance, make_trainer, one_after_the_other, step_times
 from stella.errors import StellaError
-from stella.reproduce.results import provenance
+from stella.train.compare import provenance
 from stella.train.config import RunConfig, settle
 from stella.train.runtime import Runtime, environment, runtime
 
