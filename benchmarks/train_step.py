@@ -2,9 +2,10 @@
 
     python benchmarks/train_step.py stella:48 derpp:48 stella:9 derpp:9 stella:48:packed stella:48:score_every=2
 
-Each argument is METHOD:BATCH with `packed` or the method's own settings behind it, each a process of its own. They
-start together, since compiling is the processor's work, and take their times one after the other; `--processes` limits
-how many are on the card at once. Rows go to results/speed/train_step.csv; what they say is in results/speed/README.md.
+Each argument is METHOD:BATCH with `packed`, the method's own settings or a run's (`train.lean=false`) behind it, each a
+process of its own. They start together, since compiling is the processor's work, and take their times one after the
+other; `--processes` limits how many are on the card at once. Rows go to results/speed/train_step.csv; what they say is
+in results/speed/README.md.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Noise:
 
 def row(spec: str, preset: str, steps: int, clips: Path, alone: Turn) -> Row:
     method, batch, *more = spec.split(":")
-    settings = [f"args.{each}" for each in more if each != "packed"]
+    settings = [each if "." in each else f"args.{each}" for each in more if each != "packed"]
     base = [f"model.preset={preset}", f"method={method}", f"stream.batch_size={batch}"]
     config = resolve(RunConfig, None, [*base, *settings])
     stream = None

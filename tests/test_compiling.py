@@ -84,7 +84,7 @@ def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBack
     """Of a block: input, qkv (3), attention's output, its projection and the MLP's hidden layer (4): 10 widths a token.
     Without it at least the two normalised inputs and the hidden layer after GELU come on top."""
 
-    def kept(function: Callable[..., Tensor]) -> float:
+    def kept(function: Callable[..., Tensor], **how: bool) -> float:
         part, x, sizes = blocks()[0], torch.randn(4, 50, DIM, requires_grad=True), {}
         weights = {p.untyped_storage().data_ptr() for p in part.parameters()}
 
@@ -93,8 +93,10 @@ def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBack
                 sizes[t.data_ptr()] = t.numel()
             return t
 
-        with compiled(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        with compiled(**how), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             compilable(function)(x, part.norm1, part.attn, part.norm2, part.mlp)
         return sum(sizes.values()) / x.numel()
 
     assert 9.5 < kept(lean(plain_block)) < 11 < 14 < kept(plain_block)
+    assert kept(lean(plain_block), lean=False) == kept(plain_block)
+    assert compiling._lean

@@ -23,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _on = False
+_lean = True
 
 # Compiling says things that nobody here can act upon.
 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32")
@@ -47,14 +48,15 @@ def seconds_spent() -> float:
 
 
 @contextmanager
-def compiled(on: bool = True) -> Iterator[None]:
-    """Inside, what is `compilable` is compiled when it is first called with some shapes."""
-    global _on
-    before, _on = _on, on
+def compiled(on: bool = True, lean: bool = True) -> Iterator[None]:
+    """Inside, what is `compilable` is compiled when it is first called with some shapes, and what is `lean` is so."""
+    global _on, _lean
+    before = _on, _lean
+    _on, _lean = on, lean
     try:
         yield
     finally:
-        _on = before
+        _on, _lean = before
 
 
 def compilable(function: Callable[P, T]) -> Callable[P, T]:
@@ -83,7 +85,7 @@ def lean(function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def either(*args: Any) -> T:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() or not _lean:
             return function(*args)
         choose = partial(create_selective_checkpoint_contexts, _keep)
         out: T = checkpoint(function, *args, use_reentrant=False, context_fn=choose)

@@ -42,6 +42,7 @@ class TrainConfig:
     device: str = "auto"
     precision: Precision = "auto"
     compile: Compile = "auto"  # a step's parts, on a GPU: a minute or two at the first start, and faster steps
+    lean: bool = True  # compiled parts keep products and attention alone for the backward pass, and redo the rest
     graph: bool = True  # on a GPU with the memory on it, whole steps as CUDA graphs
     checkpoint_minutes: float = 10.0
     keep_checkpoints: int = 2
