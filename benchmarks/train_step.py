@@ -21,9 +21,7 @@ from stella.bench import Row, Turn, measure, one_after_the_other, rows_table, wr
 from stella.clip import Clip
 from stella.config import resolve
 from stella.data.pack import pack
-from stella.data.packed import Packed
-from stella.data.stream import Stream, StreamConfig
-from stella.train.config import RunConfig, model_config
+from stella.train.config import RunConfig
 from stella.train.runtime import environment, runtime
 
 PACKED_CLIPS = 960
@@ -46,12 +44,8 @@ def row(spec: str, preset: str, steps: int, clips: Path, alone: Turn) -> Row:
     settings = [each if "." in each else f"args.{each}" for each in more if each != "packed"]
     base = [f"model.preset={preset}", f"method={method}", f"stream.batch_size={batch}"]
     config = resolve(RunConfig, None, [*base, *settings])
-    stream = None
-    if "packed" in more:
-        c = model_config(config)
-        shape = StreamConfig(int(batch), epochs=1000, size=c.image_size, spec_frames=c.spec_frames, drop_last=True)
-        stream = Stream([("packed", Packed(clips))], shape, runtime().device)
-    return replace(measure(config, steps, stream, alone), name=" ".join([method, *settings]))
+    found = measure(config, steps, clips if "packed" in more else None, alone)
+    return replace(found, name=" ".join([method, *settings]))
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """How fast a training step is, where its time goes and what it holds: `stella bench`, `benchmarks/train_step.py`.
 
 A row is one method at one batch size in a process of its own: steps through the `Trainer` as in any run, on synthetic
-clips that lie on the device, with a memory that is being filled. What is reported is the median of steady steps.
+clips that lie on the device or on packed ones from a disk, with a memory that is being filled. What is reported is the
+median of steady steps.
 """
 
 import csv
@@ -27,11 +28,12 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from stella.clip import Batch
+from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
 from stella.methods import stella as stepped
 from stella.model.cav import CAVConfig
 from stella.rng import generator
-from stella.train.config import RunConfig
+from stella.train.config import RunConfig, model_config
 from stella.train.run import build_method
 from stella.train.runtime import Clock, runtime
 from stella.train.trainer import Trainer
@@ -87,16 +89,16 @@ class Synthetic:
 def measure(
     config: RunConfig,
     steps: int = 20,
-    stream: Stream | None = None,
+    packed: Path | None = None,
     alone: AbstractContextManager[Any] | None = None,
 ) -> Row:
     """Train `steps` steady steps as configured (sizes from `config.model`), in this process.
 
-    `alone` is entered once all is compiled, and times are taken inside: processes that start together wait there for
-    their turn.
+    Clips are synthetic, or read from the folder `packed` that `stella pack` wrote. `alone` is entered once all is
+    compiled, and times are taken inside: processes that start together wait there for their turn.
     """
     began = time.perf_counter()
-    trainer = make_trainer(config, stream)
+    trainer = make_trainer(config, packed)
     machine, size = trainer.runtime, config.stream.batch_size
     advance(trainer, WARM_UPS)
     started = time.perf_counter() - began
@@ -129,7 +131,7 @@ def measure(
         host_syncs=syncs,
         start_seconds=started,
         stages=stages,
-        feed="synthetic" if stream is None else "packed",
+        feed="synthetic" if packed is None else "packed",
     )
 
 
@@ -181,12 +183,16 @@ def _job(function: Callable[..., T], job: tuple[Any, ...], turn: Turn) -> T:
         turn.ready()  # whoever fails keeps nobody waiting
 
 
-def make_trainer(config: RunConfig, stream: Stream | None = None) -> Trainer:
-    """As a run has it, on synthetic batches unless a stream is given."""
-    machine = runtime(config.train.device, config.train.precision, config.train.compile)
-    method = build_method(config, machine.device)
-    feed = stream or cast(Stream, Synthetic(method.model.config, config.stream.batch_size, machine.device))
-    return Trainer(method, feed, config.train, machine)
+def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
+    """As a run has it, on synthetic batches unless there is a folder of packed clips."""
+    machine, c = runtime(config.train.device, config.train.precision, config.train.compile), model_config(config)
+    size = config.stream.batch_size
+    if packed is None:
+        stream = cast(Stream, Synthetic(c, size, machine.device))
+    else:
+        shape = StreamConfig(size, epochs=10**6, size=c.image_size, spec_frames=c.spec_frames, drop_last=True)
+        stream = Stream([("packed", Packed(packed))], shape, machine.device)
+    return Trainer(build_method(config, machine.device), stream, config.train, machine)
 
 
 def _let_go() -> None:
@@ -325,7 +331,9 @@ def rows_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def bench(configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, console: Console) -> list[Row]:
+def bench(
+    configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, packed: Path | None, console: Console
+) -> list[Row]:
     """Each configuration at each batch size in a fresh process, one after the other."""
     sized = {
         f"{name}, batch {batch}": (name, replace(config, stream=replace(config.stream, batch_size=batch)))
@@ -333,7 +341,7 @@ def bench(configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, 
         for name, config in configs.items()
     }
     rows = []
-    jobs = {key: (config, steps) for key, (_, config) in sized.items()}
+    jobs = {key: (config, steps, packed) for key, (_, config) in sized.items()}
     for key, found in one_after_the_other(measure, jobs, processes=1):
         if isinstance(found, Exception):
             raise found

@@ -122,6 +122,7 @@ def pretrain(
     values: Overrides = None,
     run: Run = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run, from exactly where it was.")] = None,
+    compile: Annotated[str | None, typer.Option(help="auto, on or off: short for train.compile=…")] = None,
 ) -> None:
     """Pre-train on a stream of tasks with one method. Ctrl-C saves and stops."""
     from stella.config import resolve
@@ -131,6 +132,7 @@ def pretrain(
     from stella.train.config import RunConfig
 
     file, given = _apart(recipe, values)
+    given = [*given, f"train.compile={compile}"] if compile else given
     if resume and run:
         raise StellaError(f"--run {run} and --resume {resume} both name a run; give --resume alone to continue one")
     if resume:
@@ -212,6 +214,7 @@ def bench(
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "9,48",
     steps: Annotated[int, typer.Option(min=1, help="Steady steps to take the median of.")] = 20,
     compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    packed: Annotated[Path | None, typer.Option(help="Clips of `stella pack` to feed from; default: noise.")] = None,
     out: Annotated[Path | None, typer.Option(help="A CSV to append the rows to.")] = None,
 ) -> None:
     """Measure training steps: clips/s, memory, FLOPs and where the time goes, each row in a process of its own.
@@ -227,7 +230,7 @@ def bench(
     preset = "base" if machine.device.type == "cuda" else "tiny"
     base = [f"model.preset={preset}", f"train.compile={compile}", *(values or [])]
     configs = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in _listed(methods)}
-    rows = benchmark.bench(configs, _integers("--batches", batches), steps, console)
+    rows = benchmark.bench(configs, _integers("--batches", batches), steps, packed, console)
     console.print(benchmark.rows_table(rows))
     if out is not None:
         benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))

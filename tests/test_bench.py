@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from stella.bench import Row, Turn, measure, one_after_the_other, rows_table, write_rows
 from stella.cli import app
 from stella.config import resolve
+from stella.data.pack import pack
+from stella.data.scenes import Scenes
 from stella.train.config import RunConfig
 from stella.train.runtime import environment, runtime
 
@@ -84,6 +86,16 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 0 and "finetune, batch 2:" in done.output
     assert out.read_text().count("\n") == 2
+
+
+def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
+    out, clips = tmp_path / "rows.csv", tmp_path / "clips"
+    pack(Scenes("task1", "train", 12), clips, pixels=32, spec_frames=64, size=32, workers=1, progress=False)
+    feed = ["--packed", str(clips), "--out", str(out)]
+    values = ["bench", *SIZES, "--methods", "er", "--batches", "5", "--steps", "2", *feed]
+    done = CliRunner().invoke(app, values, catch_exceptions=False)
+    assert done.exit_code == 0 and "er, batch 5:" in done.output
+    assert next(csv.DictReader(out.open()))["feed"] == "packed"
 
 
 def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:

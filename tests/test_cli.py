@@ -58,6 +58,7 @@ def test_help_names_every_command() -> None:
         (["weights", "none.safetensors"], "none.safetensors"),
         (["pretrain", "method=sella"], "choose one of"),
         (["pretrain", "train.lrr=1"], "did you mean train.lr?"),
+        (["pretrain", "--compile", "never"], "never"),
         (["pretrain", "--resume", "nowhere"], "nowhere"),
         (["pretrain", "--resume", "nowhere", "--run", "here"], "--run here and --resume nowhere both name a run"),
         (["compare", "--methods", "stella,er", "args.beta=1"], "er: unknown key args.beta: er takes no arguments"),

@@ -1,16 +1,20 @@
 """Compiled parts compute what they compute as written, share what is compiled, and keep less for the backward pass."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor
+import torch._inductor.scheduler
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from stella.model import compiling
 from stella.model.compiling import compilable, compiled, lean
-from stella.model.vit import Block
+from stella.model.vit import Block, linear_gelu, transform
 
 DIM, HEADS = 24, 3
 
@@ -78,6 +82,47 @@ def test_an_error_inside_ends_it() -> None:
     with pytest.raises(ZeroDivisionError), compiled():
         raise ZeroDivisionError
     assert not compiling._on
+
+
+def test_reductions_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen where Inductor makes kernels, forward and backward: an option that it does not know is no help."""
+    seen = []
+    plain = torch._inductor.scheduler.Scheduler.__init__
+
+    def note(self: Any, *args: Any, **more: Any) -> None:
+        seen.append(inductor.triton.mix_order_reduction)
+        plain(self, *args, **more)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._inductor.scheduler.Scheduler, "__init__", note)
+    with compiled(), inductor.patch(force_disable_caches=True):
+        x = torch.randn(3, 4, requires_grad=True)
+        compilable(lambda x: x.sin().sum())(x).backward()
+    assert len(seen) >= 2 and not any(seen)
+
+
+def test_gelu_inside_the_product_is_gelu_after_it() -> None:
+    x, weight, bias = torch.randn(2, 5, DIM), torch.randn(4 * DIM, DIM), torch.randn(4 * DIM)
+    found = linear_gelu(x, weight, bias)
+    torch.testing.assert_close(found, F.gelu(F.linear(x, weight, bias)), atol=1e-3, rtol=0)
+    torch.library.opcheck(linear_gelu, (x, weight, bias))
+
+
+def test_gelu_is_inside_the_product_where_nothing_needs_a_gradient(counter: CompileCounterWithBackend) -> None:
+    part, x, half = blocks()[0], torch.randn(2, 5, DIM), torch.autocast("cpu", torch.bfloat16)
+    fast = compilable(transform.__wrapped__)  # type: ignore[attr-defined]
+
+    def run(gradient: bool, autocast: bool = True) -> tuple[Tensor, bool]:
+        counter.graphs.clear()
+        with compiled(), torch.set_grad_enabled(gradient), half if autocast else nullcontext():
+            out = fast(x, part.norm1, part.attn, part.norm2, part.mlp)
+        (graph,) = counter.graphs
+        return out, "linear_gelu" in graph.print_readable(print_output=False)
+
+    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        (plain, inside), (found, inside_too) = run(gradient=True), run(gradient=False)
+        assert not inside and inside_too and not run(gradient=False, autocast=False)[1]
+    torch.testing.assert_close(found, plain, atol=0.02, rtol=0.02)
 
 
 def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBackend) -> None:

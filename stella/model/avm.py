@@ -43,6 +43,7 @@ class AVM(nn.Module):
         self.fc = nn.Linear(2 * dim, 1)
         self.apply(init_linear)
 
+    @compilable
     def project(self, o_a: Tensor, o_v: Tensor) -> QueriesKeys:
         return self._project(self.norm_a(o_a.detach()), self.norm_v(o_v.detach()))
 

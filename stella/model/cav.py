@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stella import selection
 from stella.errors import ConfigError
 from stella.model.compiling import compilable
-from stella.model.vit import Block, Fusion, chain, init_linear, patchify_a, patchify_v, sincos_2d
+from stella.model.vit import Block, Fusion, between_blocks, chain, init_linear, patchify_a, patchify_v, sincos_2d
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -253,10 +253,14 @@ class CAV(nn.Module):
         self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None = None, positions_v: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """E_f of both together: o_a [B, Ka, D] and o_v [B, Kv, D], before the last (joint) norm."""
+        x = self.blocks_u.joint(self._both(x_a, x_v, positions_a, positions_v))  # [B, Ka + Kv, D]
+        return x[:, : x_a.shape[1]], x[:, x_a.shape[1] :]
+
+    @compilable
+    def _both(self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None, positions_v: Tensor | None) -> Tensor:
         x_a = x_a + _at(self.inter_pos_embed_a, positions_a)
         x_v = x_v + _at(self.inter_pos_embed_v, positions_v)
-        x = self.blocks_u.joint(torch.cat([x_a, x_v], 1))  # [B, Ka + Kv, D]
-        return x[:, : x_a.shape[1]], x[:, x_a.shape[1] :]
+        return between_blocks(torch.cat([x_a, x_v], 1))
 
     def fuse_a(self, x_a: Tensor, positions: Tensor | None = None) -> Tensor:
         """E_f of audio alone with its own norms, the last one applied: [B, K, D]."""

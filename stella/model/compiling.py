@@ -66,7 +66,7 @@ def compilable(function: Callable[P, T]) -> Callable[P, T]:
         torch._dynamo.config.recompile_limit = 64
         # Reductions over two axes in one kernel are slower here: 122.6 ms a step of STELLA at batch 48, 120.4 without.
         options: dict[str, Any] = {}
-        if "mix_order_reduction" in dir(inductor.triton):
+        if hasattr(inductor.triton, "mix_order_reduction"):  # torch 2.11 has it; a private name
             options["triton.mix_order_reduction"] = False
         return torch.compile(function, dynamic=False, fullgraph=True, options=options)
 
