@@ -75,7 +75,8 @@ class GMED(LooksAhead):
         def edited(so_far: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
             return so_far + length.view(-1, *[1] * (g1.dim() - 1)) * ((g2 - g1) + self.config.beta * g1)
 
-        (g1_a, g1_v), (g2_a, g2_v) = gradient(self.weights()), gradient(after)
+        with self.full_precision():
+            (g1_a, g1_v), (g2_a, g2_v) = gradient(self.weights()), gradient(after)
         columns = {
             "edit_audio": edited(drawn["edit_audio"], g1_a, g2_a),
             "edit_video": edited(drawn["edit_video"], g1_v, g2_v),

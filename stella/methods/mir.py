@@ -39,7 +39,7 @@ class MIR(LooksAhead):
             return drawn
         after = self.virtual_weights(batch)
         splits = self.virtual_splits(len(drawn))
-        with torch.no_grad():
+        with torch.no_grad(), self.full_precision():
             loss_before = self.clip_losses(self.weights(), drawn["audio"], drawn["video"], splits)
             loss_after = self.clip_losses(after, drawn["audio"], drawn["video"], splits)
         chosen = (loss_after - loss_before).topk(len(batch)).indices

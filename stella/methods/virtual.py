@@ -3,6 +3,9 @@
 The passes that look ahead are run with given weights and leave the model, its gradients and "mask" alone: their masks
 come from a generator of their own, "virtual" (noise [clips, L], audio first), so that what is trained on afterwards is
 masked as ER masks it. First come the masks of the current clips, then those of memory's.
+
+The step's gradient is in the run's precision, as any step's. What is compared before and after the step is in full
+precision (`full_precision`): the step is smaller than what half precision, or TF32, tells apart.
 """
 
 from collections.abc import Mapping
@@ -58,14 +61,13 @@ class LooksAhead(ER):
             return {name: p - lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
 
     def clip_losses(self, weights: Weights, audio: Tensor, video: Tensor, splits: tuple[Split, Split]) -> Tensor:
-        """L of each clip [B], at these weights; the clips are one another's negatives.
-
-        In full precision: the virtual step is smaller than what bfloat16 tells apart.
-        """
+        """L of each clip [B], at these weights; the clips are one another's negatives."""
         a, v = self.model.patches_a(audio), self.model.patches_v(video)
-        with torch.autocast(audio.device.type, enabled=False):
-            out: Pretrained = functional_call(self.model, dict(weights), (a, v, *splits))
-            return torch.stack(list(self.clip_parts(out).values())).sum(0)
+        out: Pretrained = functional_call(self.model, dict(weights), (a, v, *splits))
+        return torch.stack(list(self.clip_parts(out).values())).sum(0)
+
+    def full_precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, enabled=False)
 
     def virtual_splits(self, clips: int) -> tuple[Split, Split]:
         c = self.model.config
@@ -75,8 +77,7 @@ class LooksAhead(ER):
         noise = selection.uniform(clips, length, generator=self.generators["virtual"])
         return split_by_noise(noise, selection.visible(length, self.objective.mask_ratio))
 
-    @staticmethod
-    def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    def gradients(self, loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         """In the precision of the pass before (inside autocast, parts of the way back would be rounded)."""
-        with torch.autocast(loss.device.type, enabled=False):
+        with self.full_precision():
             return torch.autograd.grad(loss, inputs, materialize_grads=True)
