@@ -15,13 +15,13 @@ def norm_pix(patches: Tensor) -> Tensor:
     # (x - mean) / sqrt(var + 1e-6) with the unbiased var that MAE has, by the kernel that has the biased one.
     size = patches.shape[-1]
     bias = (size - 1) / size
-    return F.layer_norm(patches, (size,), eps=1e-6 * bias) * math.sqrt(bias)
+    return F.layer_norm(patches, (size,), patches.new_full((size,), math.sqrt(bias)), eps=1e-6 * bias)
 
 
 @compilable
 def reconstruction(recon: Tensor, target: Tensor) -> Tensor:
     """Eq. recon-loss, one modality: mean squared error over each clip's masked patches [B, Kmask, patch]."""
-    return (recon - target).square().mean((1, 2))
+    return F.mse_loss(recon, target, reduction="none").mean((1, 2))
 
 
 def contrastive(
