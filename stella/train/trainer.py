@@ -22,7 +22,7 @@ from stella.methods.base import Losses, Method
 from stella.model.compiling import compiled
 from stella.train.config import TrainConfig
 from stella.train.graph import Compute, Graphs
-from stella.train.runtime import Later, Runtime
+from stella.train.runtime import Later, Runtime, keep_freed_memory
 
 
 @dataclass
@@ -75,6 +75,8 @@ class Trainer:
         self._parameters = [p for p in method.parameters() if p.requires_grad]
         self._rate = torch.tensor(config.lr, device=runtime.device)
         on_gpu = runtime.device.type == "cuda"
+        if not on_gpu:
+            keep_freed_memory()
         self.optimizer = torch.optim.Adam(
             self._parameters,
             lr=self._rate,
