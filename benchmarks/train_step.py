@@ -70,6 +70,7 @@ def main() -> None:
             write_rows(options.out, [found], " ".join(["python", *sys.argv]), environment(runtime()))
             done.append(found)
     Console(width=130).print(rows_table(done))
+    sys.exit(len(done) < len(options.rows))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from stella.clip import Batch
 from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
+from stella.errors import ConfigError, StellaError
 from stella.methods import stella as stepped
-from stella.model.cav import CAVConfig
+from stella.model.cav import CAV, CAVConfig
 from stella.rng import generator
 from stella.train.config import RunConfig, model_config
 from stella.train.run import build_method
@@ -56,9 +57,9 @@ class Row:
     gflop_per_clip: float  # counted: matrix products and attention
     tflops: float
     share: float  # of the rate of a large matrix product, measured in the same process
-    host_syncs: int  # in one steady step
+    host_syncs: int  # in one steady step; a stream's own wait for a batch is not among them
     start_seconds: float  # the steps before steady ones: compiling and recording
-    stages: dict[str, float]  # ms
+    stages: dict[str, float]  # ms, on synthetic clips
     feed: str = "synthetic"
 
 
@@ -191,7 +192,12 @@ def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
         stream = cast(Stream, Synthetic(c, size, machine.device))
     else:
         shape = StreamConfig(size, epochs=10**6, size=c.image_size, spec_frames=c.spec_frames, drop_last=True)
-        stream = Stream([("packed", Packed(packed))], shape, machine.device)
+        clips = Packed(packed)
+        sizes = {"model.image_size": clips.header.pixels, "model.spec_frames": clips.header.spec_frames}
+        if (c.image_size, c.spec_frames) != tuple(sizes.values()):
+            fitting = " ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
+        stream = Stream([("packed", clips)], shape, machine.device)
     return Trainer(build_method(config, machine.device), stream, config.train, machine)
 
 
@@ -229,52 +235,76 @@ def _host_syncs(trainer: Trainer) -> int:
     return sum("called a synchronizing" in str(warning.message) for warning in caught)
 
 
+STAGES = {  # of what is called on the method in a step
+    **dict.fromkeys(("draw", "after_step", "follow"), "memory"),
+    **dict.fromkeys(("scores", "choose"), "select"),
+    **dict.fromkeys(("virtual_weights", "gradients"), "look ahead"),
+    "matching": "avm",
+    "clip_parts": "forward",
+}
+PLACES: dict[tuple[Any, str], str] = {
+    (stepped, "score"): "score",
+    (CAV, "pretrain"): "forward",
+    (CAV, "forward"): "look ahead",  # by `functional_call`
+    (torch.autograd, "backward"): "backward",
+}
+
+
+@dataclass
+class Span:
+    stage: str
+    start: Any
+    inside: "Span | None"  # of another stage, which then counts without this one
+    end: Any = None
+
+
 def _stages(config: RunConfig) -> dict[str, float]:
-    """Milliseconds of each stage of a step, in the graph where there is one."""
+    """Milliseconds of each stage of a step, in the graph where there is one: a second recording, which takes some
+    percent longer for the marks in it."""
     trainer = make_trainer(config)
     method, clock = trainer.method, Clock(trainer.runtime.device)
-    spans: dict[str, list[tuple[Any, Any]]] = {}
+    spans: list[Span] = []
+    inside: list[Span] = []
 
     def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **more: Any) -> Any:
-            start = clock.mark(inside=True)
+            span = Span(stage, clock.mark(inside=True), inside[-1] if inside else None)
+            spans.append(span)
+            inside.append(span)
             out = function(*args, **more)
-            spans.setdefault(stage, []).append((start, clock.mark(inside=True)))
+            span.end = clock.mark(inside=True)
+            inside.pop()
             return out
 
         return run
 
     whole = trainer.compute
-    patched = {(stepped, "score"): "score", (torch.autograd, "backward"): "backward"}
-    originals = {place: getattr(*place) for place in patched}
 
     def step(batches: Any) -> Any:
         spans.clear()
-        return timed("step", whole)(batches)
+        return timed("other", whole)(batches)
 
-    names = {
-        "draw": "memory",
-        "after_step": "memory",
-        "follow": "memory",
-        "matching": "avm",
-        "scores": "select",
-        "choose": "select",
-    }
-    for name, stage in {**names, "pretrain": "forward", "parts": "forward"}.items():
+    for name, stage in STAGES.items():
         if name in dir(method):
             setattr(method, name, timed(stage, getattr(method, name)))
     trainer.optimizer.step = timed("optimiser", trainer.optimizer.step)  # type: ignore[method-assign]
     trainer.replace_compute(step)
+    originals = {place: getattr(*place) for place in PLACES}
     try:
-        for place, stage in patched.items():
+        for place, stage in PLACES.items():
             setattr(*place, timed(stage, originals[place]))
         advance(trainer, WARM_UPS + 2)
     finally:
         for place, original in originals.items():
             setattr(*place, original)
-    found = {stage: sum(clock.ms(*span) for span in marks) for stage, marks in spans.items()}
-    total = found.pop("step")
-    return found | {"other": total - sum(found.values())}
+    found: dict[str, float] = {}
+    for span in spans:
+        ms = clock.ms(span.start, span.end)
+        found[span.stage] = found.get(span.stage, 0.0) + ms
+        if span.inside is not None:
+            found[span.inside.stage] -= ms
+    other = found.pop("other")
+    return {stage: ms for stage, ms in found.items() if ms >= 0.01} | {"other": other}
 
 
 def _flop(config: RunConfig) -> int:
@@ -309,11 +339,13 @@ def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str
                 name: f"{value:.4g}" if isinstance(value, float) else value for name, value in asdict(row).items()
             }
             flat["stages"] = " ".join(f"{stage}={ms:.1f}" for stage, ms in row.stages.items())
-            flat |= {name: facts[name] for name in ("commit", "torch", "gpu", "cores", "precision")}
+            flat |= {name: facts[name] for name in ("commit", "changed_files", "torch", "gpu", "cores", "precision")}
             table = csv.DictWriter(file, [*flat, "command"], lineterminator="\n")
             if new:
                 table.writeheader()
                 new = False
+            elif path.read_text(encoding="utf-8").split("\n")[0] != ",".join(table.fieldnames):
+                raise StellaError(f"{path} has other columns than rows of a benchmark; choose another file")
             table.writerow(flat | {"command": command})
 
 
@@ -326,7 +358,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         ratio = row.clips_per_second / first.setdefault(row.batch, row.clips_per_second)
         figures = f"{row.clips_per_second:.1f}", f"{ratio:.2f}", f"{row.ms:.1f}", f"{row.peak_gib:.2f}"
-        work = f"{row.gflop_per_clip:.0f}", f"{row.tflops:.1f}", f"{row.share:.0%}", str(row.host_syncs)
+        work = f"{row.gflop_per_clip:.3g}", f"{row.tflops:.3g}", f"{row.share:.0%}", str(row.host_syncs)
         table.add_row(row.name, row.feed, str(row.batch), *figures, *work)
     return table
 

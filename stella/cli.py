@@ -226,12 +226,19 @@ def bench(
     from stella.train.config import RunConfig
     from stella.train.runtime import environment, runtime
 
-    machine = runtime()
-    preset = "base" if machine.device.type == "cuda" else "tiny"
-    base = [f"model.preset={preset}", f"train.compile={compile}", *(values or [])]
+    given = [f"train.compile={compile}", *(values or [])]
+    train = resolve(RunConfig, None, given).train
+    machine = runtime(train.device, train.precision, train.compile)
+    if machine.remark:
+        console.print(machine.remark, highlight=False)
+    base = [f"model.preset={'tiny' if machine.device.type == 'cpu' else 'base'}", *given]
     configs = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in _listed(methods)}
-    rows = benchmark.bench(configs, _integers("--batches", batches), steps, packed, console)
-    console.print(benchmark.rows_table(rows))
+    sizes = _integers("--batches", batches)
+    if not configs or not sizes:
+        raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give one at least of each")
+    rows = benchmark.bench(configs, sizes, steps, packed, console)
+    wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
+    wide.print(benchmark.rows_table(rows))
     if out is not None:
         benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
         console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ConfigError
-from stella.model.compiling import compilable, lacking
+from stella.model.compiling import compilable, is_compiled
 
 
 def kappa(length: int, keep_ratio: float) -> int:
@@ -36,11 +36,11 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """How much the other modality attends to each patch (Eq. cross_att_compute, imp_score_cal): [B, Lk], rows sum to 1.
 
     q [B, H, Lq, d] are the other modality's queries, k [B, H, Lk, d] the keys of the patches scored. In float32 at
-    least, autocast or not: a small β magnifies the rounding of logits. On a GPU without the map, on a CPU head by head,
-    so that a twelfth of it exists at a time. `benchmarks/selection.py` compares the alternatives.
+    least, autocast or not: a small β magnifies the rounding of logits. Compiled for a GPU without the map, else head
+    by head, so that a twelfth of it exists at a time. `benchmarks/selection.py` compares the alternatives.
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
-    if q.is_cuda and lacking() is None:
+    if q.is_cuda and is_compiled():
         from stella.model import kernels
 
         if kernels.fits(q.shape[-1]):

@@ -12,11 +12,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stella.bench import Row, Turn, measure, one_after_the_other, rows_table, write_rows
+from stella.bench import Row, Turn, make_trainer, measure, one_after_the_other, rows_table, write_rows
 from stella.cli import app
 from stella.config import resolve
 from stella.data.pack import pack
 from stella.data.scenes import Scenes
+from stella.errors import ConfigError, StellaError
+from stella.methods import METHODS
 from stella.train.config import RunConfig
 from stella.train.runtime import environment, runtime
 
@@ -47,9 +49,16 @@ def test_work_is_counted_as_it_is_done(rows: dict[str, Row]) -> None:
 
 
 def test_stages_are_those_of_the_method(rows: dict[str, Row]) -> None:
-    assert {"forward", "backward", "optimiser", "memory", "other"} <= set(rows["derpp"].stages)
+    assert set(rows["derpp"].stages) == {"memory", "forward", "backward", "optimiser", "other"}
     assert {"score", "select", "avm"} <= set(rows["stella"].stages) and "score" not in rows["finetune"].stages
     assert all(ms >= 0 for each in rows.values() for ms in each.stages.values())
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("finetune", "derpp", "stella", "initial")])
+def test_every_method_spends_its_time_in_stages_that_have_a_name(method: str) -> None:
+    stages = row(method).stages
+    assert stages["other"] < 0.25 * sum(stages.values()), stages
+    assert ("look ahead" in stages) == (method in ("mir", "gmed"))
 
 
 def test_measuring_leaves_nothing_patched(rows: dict[str, Row]) -> None:
@@ -70,6 +79,14 @@ def test_rows_are_appended_with_what_made_them(rows: dict[str, Row], tmp_path: P
         ("stella", "packed", "second"),
     ]
     assert found[0]["torch"] == torch.__version__ and found[1]["stages"].startswith("memory=")
+
+
+def test_rows_are_not_put_below_other_columns(rows: dict[str, Row], tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(StellaError, match="other columns"):
+        write_rows(path, [rows["finetune"]], "first", environment(runtime("cpu")))
+    assert path.read_text() == "a,b\n1,2\n"
 
 
 def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:
@@ -96,6 +113,8 @@ def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 0 and "er, batch 5:" in done.output
     assert next(csv.DictReader(out.open()))["feed"] == "packed"
+    with pytest.raises(ConfigError, match=r"other sizes than the model's; set model.image_size=32 model.spec"):
+        make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)
 
 
 def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:

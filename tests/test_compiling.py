@@ -1,5 +1,6 @@
 """Compiled parts compute what they compute as written, share what is compiled, and keep less for the backward pass."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -84,6 +85,7 @@ def test_an_error_inside_ends_it() -> None:
     assert not compiling._on
 
 
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU")
 def test_reductions_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen where Inductor makes kernels, forward and backward: an option that it does not know is no help."""
     seen = []

@@ -59,12 +59,17 @@ def compiled(on: bool = True, lean: bool = True) -> Iterator[None]:
         _on, _lean = before
 
 
+def is_compiled() -> bool:
+    """Whether we are inside `with compiled():`."""
+    return _on
+
+
 def compilable(function: Callable[P, T]) -> Callable[P, T]:
     @cache
     def fast() -> Callable[P, T]:
         # Shapes: each modality and both, all patches and some, with gradient and without, short batches.
         torch._dynamo.config.recompile_limit = 64
-        # Reductions over two axes in one kernel are slower here: 122.6 ms a step of STELLA at batch 48, 120.4 without.
+        # Reductions over two axes in one kernel are slower here (results/speed).
         options: dict[str, Any] = {}
         if hasattr(inductor.triton, "mix_order_reduction"):  # torch 2.11 has it; a private name
             options["triton.mix_order_reduction"] = False

@@ -10,10 +10,11 @@ from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
 from stella.train.runtime import Compile, Precision
 
-# What may change between a stop and a resume, because no result depends on it.
+# What may change between a stop and a resume, because no result depends on it (on compiling, no more than rounding).
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "data.cache"),
-    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard", "train.graph"),
+    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
+    *("train.graph", "train.compile", "train.lean"),
 )
 
 

@@ -9,6 +9,7 @@ from small import Noise, quick
 from stella import selection
 from stella.data.stream import Stream
 from stella.methods import METHODS
+from stella.model.compiling import compiled
 from stella.train.config import settle
 from stella.train.run import build_method
 from stella.train.runtime import runtime
@@ -73,6 +74,7 @@ def test_importance_without_the_map_is_importance(dtype: torch.dtype, queries: i
     torch.manual_seed(0)
     q = torch.randn(3, queries, 4, dim, device="cuda").to(dtype).transpose(1, 2)
     k = torch.randn(3, keys, 4, dim, device="cuda").to(dtype).transpose(1, 2)
-    ours = selection.importance(q, k, 0.2)
+    with compiled():
+        ours = selection.importance(q, k, 0.2)
     naive = selection.importance(q.double().cpu(), k.double().cpu(), 0.2)
     torch.testing.assert_close(ours.double().cpu(), naive, rtol=1e-4, atol=1e-9)

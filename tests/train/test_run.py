@@ -390,6 +390,8 @@ def test_what_no_result_depends_on_may_change(
         "train.keep_checkpoints": "1",
         "train.tensorboard": "false",
         "train.graph": "false",
+        "train.compile": "off",
+        "train.lean": "false",
     }
     assert set(changes) == set(FREE)
     assert resume(tmp_path, [f"{key}={value}" for key, value in changes.items()], console=QUIET).finished
