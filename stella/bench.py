@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,6 +61,10 @@ class Row:
     start_seconds: float  # the steps before steady ones: compiling and recording
     stages: dict[str, float]  # ms, on synthetic clips
     feed: str = "synthetic"
+
+
+FACTS = ("commit", "changed_files", "torch", "gpu", "cores", "precision")
+COLUMNS = [*(field.name for field in fields(Row)), *FACTS, "command"]
 
 
 class Synthetic:
@@ -115,18 +119,18 @@ def measure(
         rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)
         flop = _flop(config)
         _let_go()
-    ms = statistics.median(times)
+    ms, clips = statistics.median(times), size * config.train.accumulate
     tflops = flop / ms / 1e9
     return Row(
         name=config.method,
         method=config.method,
         batch=size,
-        clips_per_second=1e3 * size / ms,
+        clips_per_second=1e3 * clips / ms,
         ms=ms,
         ms_p90=sorted(times)[math.ceil(0.9 * len(times)) - 1],
         peak_gib=peak / 2**30,
         reserved_gib=reserved / 2**30,
-        gflop_per_clip=flop / size / 1e9,
+        gflop_per_clip=flop / clips / 1e9,
         tflops=tflops,
         share=tflops / rate,
         host_syncs=syncs,
@@ -191,12 +195,15 @@ def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
     if packed is None:
         stream = cast(Stream, Synthetic(c, size, machine.device))
     else:
-        shape = StreamConfig(size, epochs=10**6, size=c.image_size, spec_frames=c.spec_frames, drop_last=True)
+        shape = replace(config.stream, epochs=10**6, drop_last=True, seed=config.seed)
+        shape = replace(shape, size=c.image_size, spec_frames=c.spec_frames, mels=c.mel_bins)
         clips = Packed(packed)
         sizes = {"model.image_size": clips.header.pixels, "model.spec_frames": clips.header.spec_frames}
         if (c.image_size, c.spec_frames) != tuple(sizes.values()):
             fitting = " ".join(f"{name}={size}" for name, size in sizes.items())
             raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
+        if len(clips) < size:
+            raise ConfigError(f"{packed} has {len(clips)} clips, fewer than a batch of {size}; choose smaller batches")
         stream = Stream([("packed", clips)], shape, machine.device)
     return Trainer(build_method(config, machine.device), stream, config.train, machine)
 
@@ -331,22 +338,25 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str, Any]) -> None:
     """Append rows to a CSV, with what one needs to get them again."""
+    check_columns(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            table.writeheader()
         for row in rows:
             flat: dict[str, Any] = {
                 name: f"{value:.4g}" if isinstance(value, float) else value for name, value in asdict(row).items()
             }
             flat["stages"] = " ".join(f"{stage}={ms:.1f}" for stage, ms in row.stages.items())
-            flat |= {name: facts[name] for name in ("commit", "changed_files", "torch", "gpu", "cores", "precision")}
-            table = csv.DictWriter(file, [*flat, "command"], lineterminator="\n")
-            if new:
-                table.writeheader()
-                new = False
-            elif path.read_text(encoding="utf-8").split("\n")[0] != ",".join(table.fieldnames):
-                raise StellaError(f"{path} has other columns than rows of a benchmark; choose another file")
-            table.writerow(flat | {"command": command})
+            table.writerow(flat | {name: facts[name] for name in FACTS} | {"command": command})
+
+
+def check_columns(path: Path) -> None:
+    """Refuse a file of something else."""
+    if path.exists() and path.read_text(encoding="utf-8").split("\n")[0] != ",".join(COLUMNS):
+        raise StellaError(f"{path} has other columns than rows of a benchmark; choose another file")
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
@@ -376,7 +386,10 @@ def bench(
     jobs = {key: (config, steps, packed) for key, (_, config) in sized.items()}
     for key, found in one_after_the_other(measure, jobs, processes=1):
         if isinstance(found, Exception):
-            raise found
+            if len(jobs) == 1:
+                raise found
+            console.print(f"{key} failed: {found}", highlight=False, soft_wrap=True)
+            continue  # the others are worth having
         rows.append(replace(found, name=sized[key][0]))
         stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in found.stages.items())
         console.print(

@@ -236,12 +236,15 @@ def bench(
     sizes = _integers("--batches", batches)
     if not configs or not sizes:
         raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give one at least of each")
+    if out is not None:
+        benchmark.check_columns(out)
     rows = benchmark.bench(configs, sizes, steps, packed, console)
     wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
     wide.print(benchmark.rows_table(rows))
     if out is not None:
         benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
         console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)
+    raise typer.Exit(len(rows) < len(configs) * len(sizes))
 
 
 @app.command(rich_help_panel="Training")

@@ -48,6 +48,13 @@ def test_work_is_counted_as_it_is_done(rows: dict[str, Row]) -> None:
     assert rows["stella"].gflop_per_clip > rows["finetune"].gflop_per_clip
 
 
+def test_batches_that_are_accumulated_count(rows: dict[str, Row]) -> None:
+    values = [*SIZES, "method=finetune", "stream.batch_size=4", "train.accumulate=2"]
+    twice = measure(resolve(RunConfig, None, values), steps=3)
+    assert twice.clips_per_second == pytest.approx(8e3 / twice.ms)
+    assert twice.gflop_per_clip == pytest.approx(rows["finetune"].gflop_per_clip)
+
+
 def test_stages_are_those_of_the_method(rows: dict[str, Row]) -> None:
     assert set(rows["derpp"].stages) == {"memory", "forward", "backward", "optimiser", "other"}
     assert {"score", "select", "avm"} <= set(rows["stella"].stages) and "score" not in rows["finetune"].stages
@@ -69,16 +76,17 @@ def test_measuring_leaves_nothing_patched(rows: dict[str, Row]) -> None:
 
 def test_rows_are_appended_with_what_made_them(rows: dict[str, Row], tmp_path: Path) -> None:
     path, facts = tmp_path / "speed" / "rows.csv", environment(runtime("cpu"))
-    write_rows(path, [rows["finetune"]], "first", facts)
+    write_rows(path, [rows["derpp"], rows["finetune"]], "first", facts)
     write_rows(path, [rows["stella"], replace(rows["stella"], feed="packed")], "second", facts)
     with path.open() as file:
         found = list(csv.DictReader(file))
     assert [(each["method"], each["feed"], each["command"]) for each in found] == [
+        ("derpp", "synthetic", "first"),
         ("finetune", "synthetic", "first"),
         ("stella", "synthetic", "second"),
         ("stella", "packed", "second"),
     ]
-    assert found[0]["torch"] == torch.__version__ and found[1]["stages"].startswith("memory=")
+    assert found[0]["torch"] == torch.__version__ and found[2]["stages"].startswith("memory=")
 
 
 def test_rows_are_not_put_below_other_columns(rows: dict[str, Row], tmp_path: Path) -> None:
@@ -109,9 +117,10 @@ def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
     out, clips = tmp_path / "rows.csv", tmp_path / "clips"
     pack(Scenes("task1", "train", 12), clips, pixels=32, spec_frames=64, size=32, workers=1, progress=False)
     feed = ["--packed", str(clips), "--out", str(out)]
-    values = ["bench", *SIZES, "--methods", "er", "--batches", "5", "--steps", "2", *feed]
+    values = ["bench", *SIZES, "--methods", "er", "--batches", "5,48", "--steps", "2", *feed]
     done = CliRunner().invoke(app, values, catch_exceptions=False)
-    assert done.exit_code == 0 and "er, batch 5:" in done.output
+    assert done.exit_code == 1 and "er, batch 5:" in done.output
+    assert "er, batch 48 failed:" in done.output and "has 12 clips, fewer than a batch of 48" in done.output
     assert next(csv.DictReader(out.open()))["feed"] == "packed"
     with pytest.raises(ConfigError, match=r"other sizes than the model's; set model.image_size=32 model.spec"):
         make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)

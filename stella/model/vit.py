@@ -43,9 +43,9 @@ class Mlp(nn.Module):
 
 @torch.library.custom_op("stella::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU at the end of the product's own kernel, by its tanh formula: off by less than half precision rounds."""
+    """GELU at the end of the product's own kernel, by its tanh formula: off by less than 5e-4."""
     out: Tensor = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], len(weight))
 
 
 @linear_gelu.register_fake

@@ -113,7 +113,7 @@ def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:
 
 def keep_freed_memory() -> None:
     """glibc returns large blocks to the system once they are free, and a step's next tensor finds fresh pages to be
-    zeroed: 15% of a step of Finetune on a CPU, 5% of DER++'s. Have it keep blocks up to 32 MiB, the most it can."""
+    zeroed: 15% of a step of Finetune on a CPU, 5% of DER++'s. Have it keep blocks up to 32 MiB."""
     trim_threshold, mmap_threshold = -1, -3  # mallopt(3)
     try:
         mallopt = ctypes.CDLL(None).mallopt
