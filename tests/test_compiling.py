@@ -1,6 +1,5 @@
 """Compiled parts compute what they compute as written, share what is compiled, and keep less for the backward pass."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from stella.model import compiling
-from stella.model.compiling import compilable, compiled, lean
+from stella.model.compiling import compilable, compiled, lacking, lean
 from stella.model.vit import Block, linear_gelu, transform
 
 DIM, HEADS = 24, 3
@@ -85,7 +84,7 @@ def test_an_error_inside_ends_it() -> None:
     assert not compiling._on
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="Inductor needs a C++ compiler on a CPU")
+@pytest.mark.skipif(lacking("cpu") is not None, reason="Inductor needs a C++ compiler on a CPU")
 def test_reductions_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen where Inductor makes kernels, forward and backward: an option that it does not know is no help."""
     seen = []

@@ -33,8 +33,11 @@ logging.getLogger("torch._higher_order_ops.wrap").addFilter(
 
 
 @cache
-def lacking() -> str | None:
-    """What is missing here to compile kernels for a GPU, if anything is."""
+def lacking(device: str) -> str | None:
+    """What is missing here to compile kernels for a device ("cuda", "cpu"), if anything is."""
+    if device == "cpu":
+        found = any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name)
+        return None if found else "a C++ compiler (g++ or clang++)"
     if importlib.util.find_spec("triton") is None:
         return "Triton"
     if not any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):

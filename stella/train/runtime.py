@@ -106,7 +106,7 @@ def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:
     """Whether the model is compiled, and what to say about it; `auto`: on a GPU where there is all it takes."""
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return False, ""
-    if device.type == "cuda" and (what := lacking()) is not None:
+    if (what := lacking(device.type)) is not None:
         return False, f"not compiled, and slower for it: {what} is missing here; install it, or set train.compile=off"
     return True, "compiling in the first steps, a minute or two (kernels are kept for the next run; train.compile=off)"
 

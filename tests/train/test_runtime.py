@@ -49,6 +49,18 @@ def test_what_is_missing_to_compile_is_one_sentence(
         compiling.lacking.cache_clear()
 
 
+def test_a_cpu_compiles_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler in (None, "/bin/c++"):
+        monkeypatch.setattr(shutil, "which", lambda name, found=compiler: found)
+        compiling.lacking.cache_clear()
+        try:
+            machine = runtime("cpu", "auto", "on")
+        finally:
+            compiling.lacking.cache_clear()
+        assert machine.compile == bool(compiler)
+        assert compiler or machine.remark.startswith("not compiled, and slower for it: a C++ compiler")
+
+
 def test_values_arrive_and_times_pass_on_a_cpu() -> None:
     later, clock = Later(torch.tensor([True, False])), Clock(module.torch.device("cpu"))
     assert later.known and later.read() == [True, False]
