@@ -72,7 +72,7 @@ def compilable(function: Callable[P, T]) -> Callable[P, T]:
     def fast() -> Callable[P, T]:
         # Shapes: each modality and both, all patches and some, with gradient and without, short batches.
         torch._dynamo.config.recompile_limit = 64
-        # Reductions over two axes in one kernel are slower here (results/speed).
+        # Reductions over two axes in one kernel seem to be slower here (results/speed: different runs).
         options: dict[str, Any] = {}
         if hasattr(inductor.triton, "mix_order_reduction"):  # torch 2.11 has it; a private name
             options["triton.mix_order_reduction"] = False
