@@ -2,10 +2,10 @@
 
     python benchmarks/train_step.py stella:48 derpp:48 stella:9 derpp:9 stella:48:packed stella:48:score_every=2
 
-Each argument is METHOD:BATCH with `packed`, the method's own settings or a run's (`train.lean=false`) behind it, each a
-process of its own. They start together, since compiling is the processor's work, and take their times one after the
-other; `--processes` limits how many are on the card at once. Rows go to results/speed/train_step.csv; what they say is
-in results/speed/README.md.
+Each argument is METHOD:BATCH with `packed`, the method's own settings or a run's (`train.activations=all`) behind it,
+each a process of its own. They start together, since compiling is the processor's work, and take their times one after
+the other; `--processes` limits how many are on the card at once. Rows go to results/speed/train_step.csv; what they say
+is in results/speed/README.md.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from stella.bench import Row, Turn, measure, one_after_the_other, rows_table, write_rows
+from stella.bench.measure import measure
+from stella.bench.rows import Row, rows_table, write_rows
+from stella.bench.turns import Turn, one_after_the_other
 from stella.clip import Clip
 from stella.config import resolve
 from stella.data.pack import pack

@@ -221,7 +221,8 @@ def bench(
 
     At the paper's sizes on a GPU, and with the model tiny on a CPU.
     """
-    from stella import bench as benchmark
+    from stella.bench.measure import bench as measure_rows
+    from stella.bench.rows import check_columns, rows_table, write_rows
     from stella.config import resolve
     from stella.train.config import RunConfig
     from stella.train.runtime import environment, runtime
@@ -237,12 +238,12 @@ def bench(
     if not configs or not sizes:
         raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give one at least of each")
     if out is not None:
-        benchmark.check_columns(out)
-    rows = benchmark.bench(configs, sizes, steps, packed, console)
+        check_columns(out)
+    rows = measure_rows(configs, sizes, steps, packed, console)
     wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
-    wide.print(benchmark.rows_table(rows))
+    wide.print(rows_table(rows))
     if out is not None:
-        benchmark.write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
+        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
         console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)
     raise typer.Exit(len(rows) < len(configs) * len(sizes))
 

@@ -12,7 +12,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stella.bench import Row, Turn, make_trainer, measure, one_after_the_other, rows_table, write_rows
+from stella.bench.measure import measure
+from stella.bench.rows import Row, rows_table, write_rows
+from stella.bench.steps import make_trainer
+from stella.bench.turns import Turn, one_after_the_other
 from stella.cli import app
 from stella.config import resolve
 from stella.data.pack import pack

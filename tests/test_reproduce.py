@@ -18,7 +18,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stella import bench
 from stella.cli import app
 from stella.errors import StellaError
 from stella.reproduce import collect, load, many, measure, names, reproduce, runs, show
@@ -28,6 +27,7 @@ from stella.train.compare import to_csv
 from stella.train.config import RunConfig
 from stella.train.folder import read_json
 from stella.train.run import RunResult
+from stella.train.runtime import Clock
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper.tex"
 DATASETS = ("Continual-VS", "Continual-AS")
@@ -313,7 +313,7 @@ def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
 def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clips a second, not steps, and a slow step among them does not matter: 5 clips in the usual 2 seconds."""
     marks = iter([0.0, 2.0, 4.0, 99.0])
-    monkeypatch.setattr(bench.Clock, "mark", lambda self: next(marks))
+    monkeypatch.setattr(Clock, "mark", lambda self: next(marks))
     config = runs("efficiency", ["train.device=cpu", "stream.batch_size=5"])["original/finetune"]
     assert measure(config, steps=3, warmup=1).clips_per_second == 2.5
 

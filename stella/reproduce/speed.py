@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from stella.bench import advance, make_trainer, one_after_the_other, step_times
+from stella.bench.steps import advance, make_trainer, step_times
+from stella.bench.turns import one_after_the_other
 from stella.errors import StellaError
 from stella.train.compare import provenance
 from stella.train.config import RunConfig, settle

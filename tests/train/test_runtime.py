@@ -102,7 +102,7 @@ def test_a_step_on_a_cpu_uses_memory_again_that_it_had() -> None:
     """Finetune as in the demo: without it some 25,000 pages of a step are new."""
     code = """
 import resource
-from stella.bench import advance, make_trainer
+from stella.bench.steps import advance, make_trainer
 from stella.config import resolve
 from stella.train.config import RunConfig, settle
 config = settle(resolve(RunConfig, None, ["method=finetune", "stream.batch_size=32", "train.device=cpu"]))

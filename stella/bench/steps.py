@@ -1,0 +1,88 @@
+"""Steps of a trainer as a run has it, on synthetic clips that lie on the device or on packed ones from a disk."""
+
+import gc
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from stella.clip import Batch
+from stella.data.packed import Packed
+from stella.data.stream import Stream, StreamConfig
+from stella.errors import ConfigError
+from stella.model.cav import CAVConfig
+from stella.rng import generator
+from stella.train.config import RunConfig, model_config
+from stella.train.run import build_method
+from stella.train.runtime import Clock, runtime
+from stella.train.trainer import Trainer
+
+WARM_UPS = 12  # steps until every method's shapes have settled, and are compiled and recorded
+
+
+class Synthetic:
+    """Batches of noise on the device, a few in turn, without end: a stream as the trainer knows it."""
+
+    finished_task: int | None = None
+
+    def __init__(self, model: CAVConfig, batch: int, device: torch.device, distinct: int = 4) -> None:
+        self.config, self.sources = StreamConfig(batch_size=batch), [range(10**9)]
+        noise = generator("bench", device=device)
+        shape = (batch, model.frames, 3, model.image_size, model.image_size)
+        self._batches = [
+            Batch(
+                torch.randint(256, shape, generator=noise, device=device, dtype=torch.uint8),
+                torch.randn(batch, model.spec_frames, model.mel_bins, generator=noise, device=device),
+                torch.arange(i * batch, (i + 1) * batch, device=device),
+            )
+            for i in range(distinct)
+        ]
+        self._given = 0
+
+    def __next__(self) -> Batch:
+        self._given += 1
+        return self._batches[self._given % len(self._batches)]
+
+
+def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
+    """As a run has it, on synthetic batches unless there is a folder of packed clips."""
+    machine, c = runtime(config.train.device, config.train.precision, config.train.compile), model_config(config)
+    size = config.stream.batch_size
+    if packed is None:
+        stream = cast(Stream, Synthetic(c, size, machine.device))
+    else:
+        shape = replace(config.stream, epochs=10**6, drop_last=True, seed=config.seed)
+        shape = replace(shape, size=c.image_size, spec_frames=c.spec_frames, mels=c.mel_bins)
+        clips = Packed(packed)
+        sizes = {"model.image_size": clips.header.pixels, "model.spec_frames": clips.header.spec_frames}
+        if (c.image_size, c.spec_frames) != tuple(sizes.values()):
+            fitting = " ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
+        if len(clips) < size:
+            raise ConfigError(f"{packed} has {len(clips)} clips, fewer than a batch of {size}; choose smaller batches")
+        stream = Stream([("packed", clips)], shape, machine.device)
+    return Trainer(build_method(config, machine.device), stream, config.train, machine)
+
+
+def let_go() -> None:
+    """Give a trainer's memory back, for the next one and for other processes."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def step_times(trainer: Trainer, steps: int) -> list[float]:
+    """Milliseconds of each of these steps, without the host waiting in between."""
+    clock = Clock(trainer.runtime.device)
+    marks = [clock.mark()]
+    for _ in range(steps):
+        trainer.advance()
+        marks.append(clock.mark())
+    return [clock.ms(*step) for step in pairwise(marks)]
+
+
+def advance(trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        trainer.advance()
+    trainer.settle()

@@ -1,0 +1,62 @@
+"""Processes that start together, since compiling is the processor's work, and measure one after the other."""
+
+import fcntl
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stella.bench.steps import let_go
+
+T = TypeVar("T")
+
+
+class Turn:
+    """For processes that start together: inside `with turn:` one is alone, once all are ready."""
+
+    def __init__(self, folder: Path, name: str, processes: int) -> None:
+        self.folder, self.name, self.processes = folder, name, processes
+
+    def ready(self) -> None:
+        (self.folder / f"ready {self.name}").touch()
+
+    def __enter__(self) -> None:
+        let_go()
+        self.ready()
+        while len(list(self.folder.glob("ready *"))) < self.processes:
+            time.sleep(0.1)
+        self._lock = (self.folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+
+def one_after_the_other(
+    function: Callable[..., T], jobs: Mapping[str, tuple[Any, ...]], processes: int
+) -> Iterator[tuple[str, T | Exception]]:
+    """`function(*job, alone=…)` of each job in a fresh process; what failed has its error.
+
+    So many processes start together, since compiling is the processor's work; each measures inside `alone`.
+    """
+    names = list(jobs)
+    for start in range(0, len(names), processes):
+        group = names[start : start + processes]
+        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
+            turns = {name: Turn(Path(folder), name.replace("/", "-"), len(group)) for name in group}
+            going = {name: pool.submit(_job, function, jobs[name], turns[name]) for name in group}
+            for name, each in going.items():
+                try:
+                    yield name, each.result()
+                except Exception as error:  # the others are worth having
+                    yield name, error
+
+
+def _job(function: Callable[..., T], job: tuple[Any, ...], turn: Turn) -> T:
+    try:
+        return function(*job, alone=turn)
+    finally:
+        turn.ready()  # whoever fails keeps nobody waiting
