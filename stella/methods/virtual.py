@@ -4,11 +4,12 @@ The passes that look ahead are run with given weights and leave the model, its g
 come from a generator of their own, "virtual" (noise [clips, L], audio first), so that what is trained on afterwards is
 masked as ER masks it. First come the masks of the current clips, then those of memory's.
 
-The step's gradient is in the run's precision, as any step's. What is compared before and after the step is in full
-precision (`full_precision`): the step is smaller than what half precision, or TF32, tells apart.
+The step's gradient is in the run's precision, as any step's. What is compared before and after the step is in float32
+(`full_precision`): the step is smaller than what half precision, or TF32, tells apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from stella.errors import ConfigError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.methods.er import ER
 from stella.model.cav import CAV, Pretrained, Split, split_by_noise
+from stella.model.linear import exact_products
 from stella.rng import generator
 
 Weights = Mapping[str, Tensor]
@@ -66,8 +68,12 @@ class LooksAhead(ER):
         out: Pretrained = functional_call(self.model, dict(weights), (a, v, *splits))
         return torch.stack(list(self.clip_parts(out).values())).sum(0)
 
-    def full_precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, enabled=False)
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Float32; in a run in half precision with products that need no slower hardware."""
+        half = torch.is_autocast_enabled(self.device.type)
+        with torch.autocast(self.device.type, enabled=False), exact_products(half):
+            yield
 
     def virtual_splits(self, clips: int) -> tuple[Split, Split]:
         c = self.model.config
@@ -79,5 +85,5 @@ class LooksAhead(ER):
 
     def gradients(self, loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         """In the precision of the pass before (inside autocast, parts of the way back would be rounded)."""
-        with self.full_precision():
+        with torch.autocast(self.device.type, enabled=False):
             return torch.autograd.grad(loss, inputs, materialize_grads=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stella import selection
 from stella.errors import ConfigError
 from stella.model.compiling import compilable
+from stella.model.linear import Linear
 from stella.model.vit import Block, Fusion, between_blocks, chain, init_linear, patchify_a, patchify_v, sincos_2d
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -167,7 +168,7 @@ class CAV(nn.Module):
         super().__init__()
         c = self.config = config
         p, dim = c.patch_size**2, c.dim
-        self.patch_embed_a, self.patch_embed_v = nn.Linear(p, dim), nn.Linear(3 * p, dim)
+        self.patch_embed_a, self.patch_embed_v = Linear(p, dim), Linear(3 * p, dim)
         self.modality_a, self.modality_v = _token(dim), _token(dim)
         self.pos_embed_a, self.pos_embed_v = _positions_a(c, dim), _positions_v(c, dim)
         self.blocks_a = nn.ModuleList(Block(dim, c.heads, c.eps) for _ in range(c.fusion_from))
@@ -177,13 +178,13 @@ class CAV(nn.Module):
         self.blocks_u = Fusion(dim, c.heads, c.eps, c.depth - c.fusion_from)
         self.norm, self.norm_a, self.norm_v = (nn.LayerNorm(dim, c.eps) for _ in range(3))
 
-        self.decoder_embed = nn.Linear(dim, c.dec_dim)
+        self.decoder_embed = Linear(dim, c.dec_dim)
         self.mask_token_a, self.mask_token_v = _token(c.dec_dim), _token(c.dec_dim)
         self.decoder_modality_a, self.decoder_modality_v = _token(c.dec_dim), _token(c.dec_dim)
         self.decoder_pos_embed_a, self.decoder_pos_embed_v = _positions_a(c, c.dec_dim), _positions_v(c, c.dec_dim)
         self.decoder_blocks = nn.ModuleList(Block(c.dec_dim, c.dec_heads, c.eps) for _ in range(c.dec_depth))
         self.decoder_norm = nn.LayerNorm(c.dec_dim, c.eps)
-        self.decoder_pred_a, self.decoder_pred_v = nn.Linear(c.dec_dim, p), nn.Linear(c.dec_dim, 3 * p)
+        self.decoder_pred_a, self.decoder_pred_v = Linear(c.dec_dim, p), Linear(c.dec_dim, 3 * p)
 
         # (pixel / 255 - mean) / std, as one product and one sum.
         mean, std = torch.tensor(IMAGENET_MEAN, dtype=torch.float64), torch.tensor(IMAGENET_STD, dtype=torch.float64)

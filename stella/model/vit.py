@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stella.model.compiling import compilable, lean
+from stella.model.linear import Linear
 
 
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)  # q, k, v stacked in that order, heads inside each
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = Linear(dim, 3 * dim)  # q, k, v stacked in that order, heads inside each
+        self.proj = Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, dim = x.shape
@@ -28,8 +29,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, 4 * dim)
-        self.fc2 = nn.Linear(4 * dim, dim)
+        self.fc1 = Linear(dim, 4 * dim)
+        self.fc2 = Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         half = _half_without_gradient(x)

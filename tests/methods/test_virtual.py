@@ -13,6 +13,7 @@ from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError
 from stella.memory import bytes_per_clip
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.model import linear
 from stella.model.cav import CAV, PRESETS, Split
 from stella.train.config import TrainConfig
 from stella.train.runtime import runtime
@@ -150,9 +151,15 @@ def test_compares_in_full_precision(name: str, monkeypatch: pytest.MonkeyPatch) 
     one = method(name)
     train(one, [6, 6])
     forward, grad, on = one.model.forward, torch.autograd.grad, []
+    products: list[bool] = []
 
     def seen(function: Any) -> Any:
-        return lambda *args, **more: on.append(torch.is_autocast_enabled("cpu")) or function(*args, **more)
+        def run(*args: Any, **more: Any) -> Any:
+            on.append(torch.is_autocast_enabled("cpu"))
+            products.append(linear._split)
+            return function(*args, **more)
+
+        return run
 
     monkeypatch.setattr(one.model, "forward", seen(forward))
     monkeypatch.setattr(torch.autograd, "grad", seen(grad))
@@ -164,6 +171,38 @@ def test_compares_in_full_precision(name: str, monkeypatch: pytest.MonkeyPatch) 
             one.edit(b, drawn)
     step_ahead, compared = [True, False], [False, False] if name == "mir" else [False, False, False, False]
     assert on == step_ahead + compared  # passes, each with its gradient where there is one
+    assert products == [False, False, *[True for _ in compared]]  # on a GPU faster, and as exact
+    products.clear()
+    one.draw(b) if name == "mir" else one.edit(b, drawn)
+    assert products and not any(products)  # in float32 products are as they are
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_half_precision_sees_on_a_gpu_what_float64_does() -> None:
+    """By how much the loss of each candidate changes, at the learning rate."""
+    one = method("mir", clips=40)
+    one.model.cuda()
+    past, splits = batch(40, 0), tuple(Split(s.visible.cuda(), s.masked.cuda()) for s in one.virtual_splits(40))
+    audio, video = past.audio.cuda(), past.video.cuda()
+    before = one.weights()
+    after = {name: p + 1e-4 * torch.randn_like(p) * p.std() for name, p in before.items()}
+
+    def changes(dtype: torch.dtype) -> Tensor:
+        one.model.to(dtype)
+        at = [
+            one.clip_losses({name: p.to(dtype) for name, p in each.items()}, audio.to(dtype), video, splits)
+            for each in (before, after)
+        ]
+        return (at[1] - at[0]).double()
+
+    with torch.no_grad():
+        exact = changes(torch.float64)
+        with torch.autocast("cuda", torch.bfloat16):
+            halves = changes(torch.float32)
+            one.device = torch.device("cuda")
+            with one.full_precision():
+                found = changes(torch.float32)
+    assert (found - exact).norm() < 0.05 * exact.norm() < (halves - exact).norm()
 
 
 # ---- MIR
