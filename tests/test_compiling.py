@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from stella.model import compiling
-from stella.model.compiling import compilable, compiled, lacking, lean
+from stella.model.compiling import Activations, compilable, compiled, lacking, lean
 from stella.model.vit import Block, linear_gelu, transform
 
 DIM, HEADS = 24, 3
@@ -55,15 +55,18 @@ def plain_block(x: Tensor, norm1: Any, attn: Any, norm2: Any, mlp: Any) -> Tenso
     return out
 
 
-def test_blocks_of_one_shape_are_compiled_once_and_give_the_same(counter: CompileCounterWithBackend) -> None:
+@pytest.mark.parametrize("activations", get_args(Activations))
+def test_blocks_of_one_shape_are_compiled_once_and_give_the_same(
+    counter: CompileCounterWithBackend, activations: Activations
+) -> None:
     parts, x = blocks(), torch.randn(2, 5, DIM)
     fast = compilable(lean(plain_block))
-    with compiled():
+    with compiled(activations=activations):
         found = run(x, parts, fast)
     assert counter.frame_count == 1
     for ours, theirs in zip(found, run(x, parts, plain_block), strict=True):
         torch.testing.assert_close(ours, theirs)
-    with compiled():
+    with compiled(activations=activations):
         run(torch.randn(2, 7, DIM), parts, fast)
     assert counter.frame_count == 2
 
@@ -128,9 +131,10 @@ def test_gelu_is_inside_the_product_where_nothing_needs_a_gradient(counter: Comp
 
 def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBackend) -> None:
     """Of a block: input, qkv (3), attention's output, its projection and the MLP's hidden layer (4): 10 widths a token.
-    Without it at least the two normalised inputs and the hidden layer after GELU come on top."""
+    Without it at least the two normalised inputs and the hidden layer after GELU come on top; narrow, even the hidden
+    layer is computed again."""
 
-    def kept(function: Callable[..., Tensor], **how: bool) -> float:
+    def kept(function: Callable[..., Tensor], activations: Activations = "products") -> float:
         part, x, sizes = blocks()[0], torch.randn(4, 50, DIM, requires_grad=True), {}
         weights = {p.untyped_storage().data_ptr() for p in part.parameters()}
 
@@ -139,10 +143,11 @@ def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBack
                 sizes[t.data_ptr()] = t.numel()
             return t
 
-        with compiled(**how), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        with compiled(activations=activations), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             compilable(function)(x, part.norm1, part.attn, part.norm2, part.mlp)
         return sum(sizes.values()) / x.numel()
 
     assert 9.5 < kept(lean(plain_block)) < 11 < 14 < kept(plain_block)
-    assert kept(lean(plain_block), lean=False) == kept(plain_block)
-    assert compiling._lean
+    assert kept(lean(plain_block), "all") == kept(plain_block)
+    assert 5.5 < kept(lean(plain_block), "narrow") < 7
+    assert compiling._activations == "products"

@@ -8,13 +8,14 @@ from stella.data.tasks import DataConfig, sizes
 from stella.errors import ConfigError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
+from stella.model.compiling import Activations
 from stella.train.runtime import Compile, Precision
 
 # What may change between a stop and a resume, because no result depends on it (on compiling, no more than rounding).
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "data.cache"),
     *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
-    *("train.graph", "train.compile", "train.lean"),
+    *("train.graph", "train.compile", "train.activations"),
 )
 
 
@@ -43,7 +44,7 @@ class TrainConfig:
     device: str = "auto"
     precision: Precision = "auto"
     compile: Compile = "auto"  # a step's parts, on a GPU: a minute or two at the first start, and faster steps
-    lean: bool = True  # compiled parts keep products and attention alone for the backward pass, and redo the rest
+    activations: Activations = "products"  # what compiled parts keep for the backward pass; the rest is redone there
     graph: bool = True  # on a GPU with the memory on it, whole steps as CUDA graphs
     checkpoint_minutes: float = 10.0
     keep_checkpoints: int = 2

@@ -103,7 +103,7 @@ class Trainer:
         self.counters.step += 1
         self.counters.clips += sum(len(batch) for batch in batches)
         self._rate.fill_(self._rate_now())
-        with compiled(self.runtime.compile, self.config.lean):
+        with compiled(self.runtime.compile, self.config.activations):
             finite = self._compute(batches)
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)

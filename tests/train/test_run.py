@@ -391,7 +391,7 @@ def test_what_no_result_depends_on_may_change(
         "train.tensorboard": "false",
         "train.graph": "false",
         "train.compile": "off",
-        "train.lean": "false",
+        "train.activations": "all",
     }
     assert set(changes) == set(FREE)
     assert resume(tmp_path, [f"{key}={value}" for key, value in changes.items()], console=QUIET).finished
