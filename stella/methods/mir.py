@@ -40,8 +40,8 @@ class MIR(LooksAhead):
         after = self.virtual_weights(batch)
         splits = self.virtual_splits(len(drawn))
         with torch.no_grad(), self.full_precision():
-            loss_before = self.clip_losses(self.weights(), drawn["audio"], drawn["video"], splits)
-            loss_after = self.clip_losses(after, drawn["audio"], drawn["video"], splits)
+            clips = drawn["audio"], drawn["video"], splits, len(batch)
+            loss_before, loss_after = self.clip_losses(self.weights(), *clips), self.clip_losses(after, *clips)
         chosen = (loss_after - loss_before).topk(len(batch)).indices
         # To the device with the slots, as the choice could not come to the host without waiting for it.
         slots = drawn.slots.to(self.device, non_blocking=True)[chosen]

@@ -62,11 +62,26 @@ class LooksAhead(ER):
         with torch.no_grad():
             return {name: p - lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
 
-    def clip_losses(self, weights: Weights, audio: Tensor, video: Tensor, splits: tuple[Split, Split]) -> Tensor:
-        """L of each clip [B], at these weights; the clips are one another's negatives."""
-        a, v = self.model.patches_a(audio), self.model.patches_v(video)
-        out: Pretrained = functional_call(self.model, dict(weights), (a, v, *splits))
-        return torch.stack(list(self.clip_parts(out).values())).sum(0)
+    def clip_losses(
+        self,
+        weights: Weights,
+        audio: Tensor,
+        video: Tensor,
+        splits: tuple[Split, Split],
+        at_once: int | None = None,
+    ) -> Tensor:
+        """L of each clip [n], at these weights; the clips are one another's negatives.
+
+        So many of them go through the model `at_once`: it takes a batch's memory, and knows a batch's shapes alone.
+        """
+        inputs = self.model.patches_a(audio), self.model.patches_v(video), *splits
+        out: list[Pretrained] = []
+        for start in range(0, len(audio), at_once or len(audio)):
+            part = slice(start, start + (at_once or len(audio)))
+            rows = [type(each)(*(rows[part] for rows in vars(each).values())) for each in inputs]
+            out.append(functional_call(self.model, dict(weights), tuple(rows)))
+        whole = Pretrained(*(torch.cat(rows) for rows in zip(*(vars(each).values() for each in out), strict=True)))
+        return torch.stack(list(self.clip_parts(whole).values())).sum(0)
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:

@@ -228,6 +228,19 @@ def test_mir_keeps_the_candidates_whose_loss_rises_most(clips: int) -> None:
         assert torch.equal(chosen[name], column[chosen.slots])
 
 
+def test_mir_looks_at_candidates_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While memory fills there are more of them each step: the model sees shapes it knows, and takes no more memory."""
+    one, sizes = method("mir", clips=30), []
+    forward = one.model.forward
+    monkeypatch.setattr(one.model, "forward", lambda a, *more: sizes.append(len(a.values)) or forward(a, *more))
+    train(one, [4, 4, 4])  # 12 clips: 3 batches of candidates, before and after
+    one.draw(batch(4, 12))
+    assert sizes[-7:] == [4] + [4, 4, 4] * 2  # the virtual step's own, then candidates'
+    train(one, [4, 3])  # 19
+    one.draw(batch(4, 19))
+    assert sizes[-11:] == [4] + [4, 4, 4, 4, 3] * 2
+
+
 def test_mir_then_is_er_on_the_clips_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     mir, er, b = method("mir"), method("er"), batch(4, 12)
     train(mir, [6, 6])
