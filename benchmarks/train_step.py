@@ -18,13 +18,13 @@ import torch
 from rich.console import Console
 
 from stella.bench.measure import measure
-from stella.bench.rows import Row, rows_table, write_rows
+from stella.bench.rows import Row, check_columns, rows_table, write_rows
 from stella.bench.turns import Turn, one_after_the_other
 from stella.clip import Clip
 from stella.config import resolve
 from stella.data.pack import pack
-from stella.train.config import RunConfig
-from stella.train.runtime import environment, runtime
+from stella.train.config import RunConfig, machine
+from stella.train.runtime import environment
 
 PACKED_CLIPS = 960
 
@@ -41,13 +41,20 @@ class Noise:
         return Clip(str(index), video, torch.rand(163_840, generator=noise) - 0.5)
 
 
-def row(spec: str, preset: str, steps: int, clips: Path, alone: Turn) -> Row:
-    method, batch, *more = spec.split(":")
-    settings = [each if "." in each else f"args.{each}" for each in more if each != "packed"]
+def settings(spec: str) -> list[str]:
+    """Those behind METHOD:BATCH."""
+    return [each if "." in each else f"args.{each}" for each in spec.split(":")[2:] if each != "packed"]
+
+
+def configured(spec: str, preset: str) -> RunConfig:
+    method, batch = spec.split(":")[:2]
     base = [f"model.preset={preset}", f"method={method}", f"stream.batch_size={batch}"]
-    config = resolve(RunConfig, None, [*base, *settings])
-    found = measure(config, steps, clips if "packed" in more else None, alone)
-    return replace(found, name=" ".join([method, *settings]))
+    return resolve(RunConfig, None, [*base, *settings(spec)])
+
+
+def row(spec: str, config: RunConfig, steps: int, clips: Path, alone: Turn) -> Row:
+    found = measure(config, steps, clips if "packed" in spec.split(":") else None, alone)
+    return replace(found, name=" ".join([config.method, *settings(spec)]))
 
 
 def main() -> None:
@@ -58,21 +65,24 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="so many at a time; all fit on a large card alone")
     parser.add_argument("--out", type=Path, default=Path("results/speed/train_step.csv"))
     options = parser.parse_args()
+    check_columns(options.out)
+    configs = {spec: configured(spec, options.preset) for spec in options.rows}
     done = []
     with tempfile.TemporaryDirectory() as folder:
         clips = Path(folder) / "packed"
-        if any("packed" in spec for spec in options.rows):
+        if any("packed" in spec for spec in configs):
             pack(Noise(), clips, progress=False)
-        jobs = {spec: (spec, options.preset, options.steps, clips) for spec in options.rows}
+        jobs = {spec: (spec, config, options.steps, clips) for spec, config in configs.items()}
         for spec, found in one_after_the_other(row, jobs, options.processes or len(jobs)):
             if isinstance(found, Exception):
                 print(f"{spec} failed: {found!r}", flush=True)
                 continue
             print(found, flush=True)
-            write_rows(options.out, [found], " ".join(["python", *sys.argv]), environment(runtime()))
+            facts = environment(machine(configs[spec].train))
+            write_rows(options.out, [found], " ".join(["python", *sys.argv]), facts)
             done.append(found)
     Console(width=130).print(rows_table(done))
-    sys.exit(len(done) < len(options.rows))
+    sys.exit(len(done) < len(jobs))
 
 
 if __name__ == "__main__":

@@ -224,15 +224,15 @@ def bench(
     from stella.bench.measure import bench as measure_rows
     from stella.bench.rows import check_columns, rows_table, write_rows
     from stella.config import resolve
-    from stella.train.config import RunConfig
-    from stella.train.runtime import environment, runtime
+    from stella.train.config import RunConfig, machine
+    from stella.train.runtime import environment
 
     given = [f"train.compile={compile}", *(values or [])]
     train = resolve(RunConfig, None, given).train
-    machine = runtime(train.device, train.precision, train.compile)
-    if machine.remark:
-        console.print(machine.remark, highlight=False)
-    base = [f"model.preset={'tiny' if machine.device.type == 'cpu' else 'base'}", *given]
+    place = machine(train)
+    if place.remark:
+        console.print(place.remark, highlight=False)
+    base = [f"model.preset={'tiny' if place.device.type == 'cpu' else 'base'}", *given]
     configs = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in _listed(methods)}
     sizes = _integers("--batches", batches)
     if not configs or not sizes:
@@ -243,7 +243,7 @@ def bench(
     wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
     wide.print(rows_table(rows))
     if out is not None:
-        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(machine))
+        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(place))
         console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)
     raise typer.Exit(len(rows) < len(configs) * len(sizes))
 
@@ -311,7 +311,8 @@ def _apart(recipe: str | None, values: list[str] | None) -> tuple[Path | None, l
 
 
 def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def _integers(option: str, text: str) -> list[int]:

@@ -89,6 +89,11 @@ class Memory:
         return min(self.offered, self.capacity, self._asked)
 
     @property
+    def short(self) -> bool:
+        """Whether a draw of as many clips as the last one asked for would give fewer (or none, before the first)."""
+        return self.offered < min(self.capacity, max(self._asked, 1))
+
+    @property
     def bytes_per_clip(self) -> int:
         return bytes_per_clip(self.columns)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from stella.bench.measure import measure
 from stella.bench.rows import Row, rows_table, write_rows
-from stella.bench.steps import make_trainer
+from stella.bench.steps import make_trainer, settle_draws
 from stella.bench.turns import Turn, one_after_the_other
 from stella.cli import app
 from stella.config import resolve
@@ -98,6 +98,19 @@ def test_rows_are_not_put_below_other_columns(rows: dict[str, Row], tmp_path: Pa
     with pytest.raises(StellaError, match="other columns"):
         write_rows(path, [rows["finetune"]], "first", environment(runtime("cpu")))
     assert path.read_text() == "a,b\n1,2\n"
+    path.write_text("")  # as mktemp leaves it
+    write_rows(path, [rows["finetune"]], "first", environment(runtime("cpu")))
+    assert path.read_text().startswith("name,")
+
+
+@pytest.mark.parametrize("candidates", [1, 9])
+def test_what_is_measured_draws_all_it_asks_for(candidates: int) -> None:
+    values = [*SIZES, "method=mir", "stream.batch_size=3", "memory.clips=60", f"args.candidates={candidates}"]
+    trainer = make_trainer(resolve(RunConfig, None, values))
+    settle_draws(trainer)
+    assert trainer.method.memory.drawable == 3 * candidates == trainer.counters.clips
+    settle_draws(trainer)
+    assert trainer.counters.clips == 3 * candidates
 
 
 def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:
@@ -110,7 +123,7 @@ def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> 
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "rows.csv"
-    values = ["bench", *SIZES, "--methods", "finetune", "--batches", "2", "--steps", "2", "--out", str(out)]
+    values = ["bench", *SIZES, "--methods", "finetune", "--batches", "2,2", "--steps", "2", "--out", str(out)]
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 0 and "finetune, batch 2:" in done.output
     assert out.read_text().count("\n") == 2

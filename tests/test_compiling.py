@@ -11,6 +11,7 @@ import torch._inductor.scheduler
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import CheckpointPolicy
 
 from stella.model import compiling
 from stella.model.compiling import Activations, compilable, compiled, lacking, lean
@@ -150,4 +151,21 @@ def test_lean_keeps_products_and_attention_alone(counter: CompileCounterWithBack
     assert 9.5 < kept(lean(plain_block)) < 11 < 14 < kept(plain_block)
     assert kept(lean(plain_block), "all") == kept(plain_block)
     assert 5.5 < kept(lean(plain_block), "narrow") < 7
+
+
+def test_narrow_computes_wide_products_again_however_they_are_made() -> None:
+    """On a GPU products of halves have their parts side by side: three times as wide an input."""
+    aten, x = torch.ops.aten, torch.empty(5, 6)
+    wide, narrow = torch.empty(6, 24), torch.empty(6, 18)
+    again, kept = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
+    for weight, policy in ((wide, again), (narrow, kept)):
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            (aten.mm.default, (x, weight)),
+            (aten.addmm.default, (torch.empty(weight.shape[1]), x, weight)),
+            (aten.mm.dtype, (x.repeat(1, 3), weight.repeat(3, 1), torch.float32)),
+        ]
+        for op, args in calls:
+            with compiled(activations="narrow"):
+                assert compiling._keep(None, op, *args) == policy
+            assert compiling._keep(None, op, *args) == kept
     assert compiling._activations == "products"

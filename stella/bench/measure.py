@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stella.bench.rows import Row
 from stella.bench.stages import stages_ms
-from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, step_times
+from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_draws, step_times
 from stella.bench.turns import one_after_the_other
 from stella.train.config import RunConfig
 from stella.train.runtime import Clock
@@ -39,6 +39,7 @@ def measure(
     began = time.perf_counter()
     trainer = make_trainer(config, packed)
     machine, size = trainer.runtime, config.stream.batch_size
+    settle_draws(trainer)
     advance(trainer, WARM_UPS)
     started = time.perf_counter() - began
     with alone or nullcontext():
@@ -90,7 +91,7 @@ def _flop(config: RunConfig) -> int:
     """Floating-point operations of a step: matrix products and attention, forward and backward, as they are run."""
     plain = replace(config.train, compile="off", graph=False)
     trainer = make_trainer(replace(config, train=plain))
-    advance(trainer, WARM_UPS // 2)
+    settle_draws(trainer)
     with FlopCounterMode(display=False) as counter:
         advance(trainer, 1)
     return int(counter.get_total_flops())

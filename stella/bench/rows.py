@@ -38,7 +38,7 @@ def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str
     """Append rows to a CSV, with what one needs to get them again."""
     check_columns(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
+    new = not _written(path)
     with path.open("a", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
@@ -53,8 +53,12 @@ def write_rows(path: Path, rows: Sequence[Row], command: str, facts: Mapping[str
 
 def check_columns(path: Path) -> None:
     """Refuse a file of something else."""
-    if path.exists() and path.read_text(encoding="utf-8").split("\n")[0] != ",".join(COLUMNS):
+    if _written(path) and path.read_text(encoding="utf-8").split("\n")[0] != ",".join(COLUMNS):
         raise StellaError(f"{path} has other columns than rows of a benchmark; choose another file")
+
+
+def _written(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def rows_table(rows: Sequence[Row]) -> Table:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stella.bench.steps import WARM_UPS, advance, make_trainer
+from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws
 from stella.methods import stella as stepped
 from stella.model.cav import CAV
 from stella.train.config import RunConfig
@@ -15,7 +15,7 @@ from stella.train.runtime import Clock
 STAGES = {  # of what is called on the method in a step
     **dict.fromkeys(("draw", "after_step", "follow"), "memory"),
     **dict.fromkeys(("scores", "choose"), "select"),
-    **dict.fromkeys(("virtual_weights", "gradients"), "look ahead"),
+    **dict.fromkeys(("virtual_weights", "clip_losses", "gradients"), "look ahead"),
     "matching": "avm",
     "clip_parts": "forward",
 }
@@ -70,6 +70,7 @@ def stages_ms(config: RunConfig) -> dict[str, float]:
     try:
         for place, stage in PLACES.items():
             setattr(*place, timed(stage, originals[place]))
+        settle_draws(trainer)
         advance(trainer, WARM_UPS + 2)
     finally:
         for place, original in originals.items():

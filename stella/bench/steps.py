@@ -14,12 +14,12 @@ from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError
 from stella.model.cav import CAVConfig
 from stella.rng import generator
-from stella.train.config import RunConfig, model_config
+from stella.train.config import RunConfig, machine, model_config
 from stella.train.run import build_method
-from stella.train.runtime import Clock, runtime
+from stella.train.runtime import Clock
 from stella.train.trainer import Trainer
 
-WARM_UPS = 12  # steps until every method's shapes have settled, and are compiled and recorded
+WARM_UPS = 6  # steps of settled shapes until they are compiled and recorded
 
 
 class Synthetic:
@@ -48,10 +48,9 @@ class Synthetic:
 
 def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
     """As a run has it, on synthetic batches unless there is a folder of packed clips."""
-    machine, c = runtime(config.train.device, config.train.precision, config.train.compile), model_config(config)
-    size = config.stream.batch_size
+    place, c, size = machine(config.train), model_config(config), config.stream.batch_size
     if packed is None:
-        stream = cast(Stream, Synthetic(c, size, machine.device))
+        stream = cast(Stream, Synthetic(c, size, place.device))
     else:
         shape = replace(config.stream, epochs=10**6, drop_last=True, seed=config.seed)
         shape = replace(shape, size=c.image_size, spec_frames=c.spec_frames, mels=c.mel_bins)
@@ -62,8 +61,8 @@ def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
             raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
         if len(clips) < size:
             raise ConfigError(f"{packed} has {len(clips)} clips, fewer than a batch of {size}; choose smaller batches")
-        stream = Stream([("packed", clips)], shape, machine.device)
-    return Trainer(build_method(config, machine.device), stream, config.train, machine)
+        stream = Stream([("packed", clips)], shape, place.device)
+    return Trainer(build_method(config, place.device), stream, config.train, place)
 
 
 def let_go() -> None:
@@ -86,3 +85,10 @@ def advance(trainer: Trainer, steps: int) -> None:
     for _ in range(steps):
         trainer.advance()
     trainer.settle()
+
+
+def settle_draws(trainer: Trainer) -> None:
+    """Steps until the memory has as many clips as the method draws: from then on shapes stay as they are."""
+    memory = trainer.method.memory
+    while memory is not None and memory.short:
+        advance(trainer, 1)

@@ -129,15 +129,19 @@ class Method(nn.Module, ABC):
 
     def clip_parts(self, out: Pretrained) -> dict[str, Tensor]:
         """The three parts of L of each clip, weighted: [B] each. Clips are one another's negatives."""
+        return self.recon_parts(out) | {"contrastive": self.contrastive_part(out.z_a, out.z_v)}
+
+    def recon_parts(self, out: Pretrained) -> dict[str, Tensor]:
         target_a, target_v = out.target_a, out.target_v
         if self.objective.norm_pix:
             target_a, target_v = losses.norm_pix(target_a), losses.norm_pix(target_v)
-        contrastive = losses.contrastive(out.z_a, out.z_v, self.objective.tau)
         return {
             "recon_a": losses.reconstruction(out.recon_a, target_a),
             "recon_v": losses.reconstruction(out.recon_v, target_v),
-            "contrastive": self.objective.contrast_weight * contrastive,
         }
+
+    def contrastive_part(self, z_a: Tensor, z_v: Tensor) -> Tensor:
+        return self.objective.contrast_weight * losses.contrastive(z_a, z_v, self.objective.tau)
 
     def _split(self, patches: Patches, length: int) -> Split:
         """A share of *all* `length` patches is visible, the others of these are reconstructed.

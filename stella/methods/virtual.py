@@ -74,18 +74,21 @@ class LooksAhead(ER):
 
         So many of them go through the model `at_once`: it takes a batch's memory, and knows a batch's shapes alone.
         """
-        inputs = self.model.patches_a(audio), self.model.patches_v(video), *splits
-        out: list[Pretrained] = []
-        for start in range(0, len(audio), at_once or len(audio)):
-            part = slice(start, start + (at_once or len(audio)))
-            rows = [type(each)(*(rows[part] for rows in vars(each).values())) for each in inputs]
-            out.append(functional_call(self.model, dict(weights), tuple(rows)))
-        whole = Pretrained(*(torch.cat(rows) for rows in zip(*(vars(each).values() for each in out), strict=True)))
-        return torch.stack(list(self.clip_parts(whole).values())).sum(0)
+        recon, z_a, z_v = [], [], []
+        size = at_once or len(audio)
+        for start in range(0, len(audio), size):
+            part = slice(start, start + size)
+            patches = self.model.patches_a(audio[part]), self.model.patches_v(video[part])
+            split = [Split(each.visible[part], each.masked[part]) for each in splits]
+            out: Pretrained = functional_call(self.model, dict(weights), (*patches, *split))
+            recon.append(torch.stack(list(self.recon_parts(out).values())).sum(0))
+            z_a.append(out.z_a)
+            z_v.append(out.z_v)
+        return torch.cat(recon) + self.contrastive_part(torch.cat(z_a), torch.cat(z_v))
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """Float32; in a run in half precision with products that need no slower hardware."""
+        """Float32; where the run is in half precision, on a GPU, with products on tensor cores."""
         half = torch.is_autocast_enabled(self.device.type)
         with torch.autocast(self.device.type, enabled=False), exact_products(half):
             yield

@@ -19,6 +19,8 @@ import torch._dynamo
 import torch._inductor.config as inductor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from stella.model.linear import PARTS
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -54,7 +56,8 @@ def seconds_spent() -> float:
 
 @contextmanager
 def compiled(on: bool = True, activations: Activations = "products") -> Iterator[None]:
-    """Inside, what is `compilable` is compiled when it is first called with some shapes; what is `lean` keeps these."""
+    """Inside, what is `compilable` is compiled when it is first called with some shapes, and what is `lean` keeps these
+    activations for the backward pass."""
     global _on, _activations
     before = _on, _activations
     _on, _activations = on, activations
@@ -90,8 +93,8 @@ def compilable(function: Callable[P, T]) -> Callable[P, T]:
 def lean(function: Callable[..., T]) -> Callable[..., T]:
     """Keep of this function for the backward pass what matrix products and attention gave, and compute the rest again.
 
-    Inside compiled functions alone: there the rest is fused into the kernels that need it. Of `narrow` activations an
-    MLP's hidden layer is none either: two fifths of what a block keeps, for one product more.
+    Inside compiled functions alone: there the rest is fused into the kernels that need it. With `narrow` an MLP's
+    hidden layer is computed again too: two fifths less is kept of a block, for one product more.
     """
 
     @wraps(function)
@@ -106,10 +109,9 @@ def lean(function: Callable[..., T]) -> Callable[..., T]:
 
 
 _aten = torch.ops.aten
-_LINEAR = {_aten.mm.default, _aten.addmm.default}
+_WEIGHT = {_aten.mm.default: 1, _aten.mm.dtype: 1, _aten.addmm.default: 2}  # of linear layers, among the arguments
 _KEPT = {
-    *_LINEAR,
-    _aten.mm.dtype,  # into float32
+    *_WEIGHT,
     _aten.bmm.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
@@ -121,8 +123,9 @@ _KEPT = {
 def _keep(context: Any, op: Any, *args: Any, **more: Any) -> CheckpointPolicy:
     if op not in _KEPT:
         return CheckpointPolicy.PREFER_RECOMPUTE
-    if _activations == "narrow" and op in _LINEAR:
-        width_in, width_out = args[-1].shape
-        if width_out >= 4 * width_in:
+    if _activations == "narrow" and op in _WEIGHT:
+        width_in, width_out = args[_WEIGHT[op]].shape
+        parts = PARTS if op == _aten.mm.dtype else 1
+        if width_out >= 4 * width_in // parts:
             return CheckpointPolicy.MUST_RECOMPUTE
     return CheckpointPolicy.MUST_SAVE

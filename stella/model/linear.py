@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+PARTS = 3  # a product's, side by side
+
 _split = False
 
 
 @contextmanager
 def exact_products(on: bool = True) -> Iterator[None]:
-    """Inside, float32 products of `Linear` on a GPU are sums of three half-precision ones."""
+    """Inside, float32 products of `Linear` are sums of three half-precision ones: faster on a GPU, and only there."""
     global _split
     before, _split = _split, on
     try:
@@ -28,14 +30,15 @@ def exact_products(on: bool = True) -> Iterator[None]:
 
 class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        if not (_split and x.is_cuda and x.dtype == torch.float32):
+        if not (_split and x.dtype == torch.float32):
             return super().forward(x)
-        out: Tensor = Product.apply(x.flatten(0, -2), self.weight).view(*x.shape[:-1], self.out_features)  # type: ignore[no-untyped-call]
+        rows: Tensor = Product.apply(x.reshape(-1, self.in_features), self.weight)  # type: ignore[no-untyped-call]
+        out = rows.view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
 
 class Product(torch.autograd.Function):
-    """x [M, K], w [N, K] -> x wᵀ [M, N], in float32."""
+    """x [M, K], w [N, K] -> x wᵀ [M, N], in float32. Its gradient has none of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -55,17 +58,21 @@ class Product(torch.autograd.Function):
 def product(x: Tensor, w: Tensor) -> Tensor:
     """x [M, K], w [N, K] -> x wᵀ [M, N] as three products of halves: one, with the parts side by side.
 
-    Small ones first: tensor cores round their sums down, the more the larger they are."""
+    Small ones first: tensor cores round sums down, and so the less, the later they grow."""
     (x_high, x_low, x_scale), (w_high, w_low, w_scale) = halves(x), halves(w)
     out = _mm(torch.cat([x_low, x_high, x_high], 1), torch.cat([w_high, w_low, w_high], 1).t())
-    return out * x_scale * w_scale
+    return out * x_scale * w_scale.t()
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Float16 parts and a power of two, x = (high + low) · scale: 22 bits of numbers down to 2^-18 of the largest."""
-    exponent = (x.abs().amax().view(torch.int32) >> 23).clamp(15, 254)  # of the largest, as float32 has it: + 127
+    """Float16 parts of x [M, K] and a power of two for each row [M, 1], x = (high + low) · scale.
+
+    They have 22 bits of numbers down to 2^-17 of their row's largest."""
+    exponent = (x.abs().amax(1, keepdim=True).view(torch.int32) >> 23).clamp(15, 254)  # float32's: that of 1 is 127
     x = x * _power(268 - exponent)  # so that the largest is 2^14 to 2^15: float16 ends at 2^16
-    high = (x.view(torch.int32) & ~(2**13 - 1)).view(torch.float32)  # (compiled code takes no notice of casts)
+    # Float16's 11 bits, to the nearest: a low part of x's own sign would bias every sum. (By bits, since compiled code
+    # takes no notice of casts.)
+    high = ((x.view(torch.int32) + 2**12) & ~(2**13 - 1)).view(torch.float32)
     return high.half(), (x - high).half(), _power(exponent - 14)
 
 

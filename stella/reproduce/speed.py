@@ -13,8 +13,8 @@ from stella.bench.steps import advance, make_trainer, step_times
 from stella.bench.turns import one_after_the_other
 from stella.errors import StellaError
 from stella.train.compare import provenance
-from stella.train.config import RunConfig, settle
-from stella.train.runtime import Runtime, environment, runtime
+from stella.train.config import RunConfig, machine, settle
+from stella.train.runtime import environment
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def measure_all(
         if isinstance(speed, Exception):
             raise speed
         config = configs[name]
-        facts = environment(_machine(config))
+        facts = environment(machine(config.train))
         about = {"name": name, "method": config.method, "batch": config.stream.batch_size, "steps": steps}
         sizes = {"model": config.model.preset, "clips": config.data.size, "precision": facts["precision"]}
         rows.append(about | vars(speed) | sizes | provenance(facts))
@@ -57,8 +57,4 @@ def measure_all(
 
 
 def has_gpu(config: RunConfig) -> bool:
-    return _machine(config).device.type != "cpu"
-
-
-def _machine(config: RunConfig) -> Runtime:
-    return runtime(config.train.device, config.train.precision, config.train.compile)
+    return machine(config.train).device.type != "cpu"

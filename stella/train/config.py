@@ -9,7 +9,7 @@ from stella.errors import ConfigError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
 from stella.model.compiling import Activations
-from stella.train.runtime import Compile, Precision
+from stella.train.runtime import Compile, Precision, Runtime, runtime
 
 # What may change between a stop and a resume, because no result depends on it (on compiling, no more than rounding).
 FREE = (
@@ -117,3 +117,7 @@ def model_config(config: RunConfig) -> CAVConfig:
     m = config.model
     given = {"image_size": m.image_size, "spec_frames": m.spec_frames, "frames": m.frames}
     return preset(m.preset, **{name: value for name, value in given.items() if value is not None})
+
+
+def machine(train: TrainConfig) -> Runtime:
+    return runtime(train.device, train.precision, train.compile, train.activations)

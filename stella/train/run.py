@@ -32,10 +32,10 @@ from stella.model import weights
 from stella.model.cav import CAV
 from stella.model.compiling import seconds_spent
 from stella.train.checkpoint import Checkpoints
-from stella.train.config import FREE, RunConfig, model_config, settle
+from stella.train.config import FREE, RunConfig, machine, model_config, settle
 from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_bytes, write_json
 from stella.train.progress import Board, Display
-from stella.train.runtime import environment, runtime
+from stella.train.runtime import environment
 from stella.train.stop import Stop, Stopped
 from stella.train.trainer import Trainer
 
@@ -101,10 +101,10 @@ def check(config: RunConfig) -> None:
         unknown = ", ".join(f"args.{name}" for name in config.args)
         raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
     columns = method.columns(model_config(config), build(method.Config, config.args, "args."))
-    machine = runtime(config.train.device, config.train.precision, config.train.compile)
+    device = machine(config.train).device
     if columns is not None:
         capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)
-        check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else machine.device)
+        check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else device)
 
 
 def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
@@ -132,7 +132,7 @@ class Run:
 
     def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
         self.config, self.folder, self.stop, self.console = config, folder, stop, console
-        self.machine = runtime(config.train.device, config.train.precision, config.train.compile)
+        self.machine = machine(config.train)
         self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
         state = self.checkpoints.load()
         self.method = build_method(config, self.machine.device, initial=state is None)

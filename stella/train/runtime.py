@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ConfigError
-from stella.model.compiling import lacking
+from stella.model.compiling import Activations, lacking
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
@@ -89,7 +89,12 @@ class Later:
         return values
 
 
-def runtime(device: str = "auto", precision: Precision = "auto", compile: Compile = "off") -> Runtime:
+def runtime(
+    device: str = "auto",
+    precision: Precision = "auto",
+    compile: Compile = "off",
+    activations: Activations = "products",
+) -> Runtime:
     """`auto`: a GPU if there is one, in bfloat16 and compiled there, in float32 and as it is on a CPU."""
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if chosen.type == "cuda":
@@ -99,7 +104,11 @@ def runtime(device: str = "auto", precision: Precision = "auto", compile: Compil
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
     half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")
-    return Runtime(chosen, torch.bfloat16 if half else None, *_compiles(chosen, compile))
+    compiles, remark = _compiles(chosen, compile)
+    if not compiles and activations != "products":
+        idle = f"train.activations={activations} changes nothing here: only what is compiled keeps less, or all"
+        remark = f"{remark}\n{idle}".strip()
+    return Runtime(chosen, torch.bfloat16 if half else None, compiles, remark)
 
 
 def _compiles(device: torch.device, wanted: Compile) -> tuple[bool, str]:

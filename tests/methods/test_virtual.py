@@ -169,16 +169,16 @@ def test_compares_in_full_precision(name: str, monkeypatch: pytest.MonkeyPatch) 
         drawn = one.draw(b)
         if name == "gmed":
             one.edit(b, drawn)
-    step_ahead, compared = [True, False], [False, False] if name == "mir" else [False, False, False, False]
+    step_ahead, compared = [True, False], [False] * (6 if name == "mir" else 4)  # 12 candidates, 4 at once
     assert on == step_ahead + compared  # passes, each with its gradient where there is one
-    assert products == [False, False, *[True for _ in compared]]  # on a GPU faster, and as exact
+    assert products == [False, False, *[True for _ in compared]]  # on a GPU faster, and about as exact
     products.clear()
     one.draw(b) if name == "mir" else one.edit(b, drawn)
     assert products and not any(products)  # in float32 products are as they are
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_half_precision_sees_on_a_gpu_what_float64_does() -> None:
+def test_a_run_in_half_precision_sees_on_a_gpu_what_float64_sees() -> None:
     """By how much the loss of each candidate changes, at the learning rate."""
     one = method("mir", clips=40)
     one.model.cuda()
@@ -198,11 +198,11 @@ def test_half_precision_sees_on_a_gpu_what_float64_does() -> None:
     with torch.no_grad():
         exact = changes(torch.float64)
         with torch.autocast("cuda", torch.bfloat16):
-            halves = changes(torch.float32)
+            too_coarse = changes(torch.float32)
             one.device = torch.device("cuda")
             with one.full_precision():
                 found = changes(torch.float32)
-    assert (found - exact).norm() < 0.05 * exact.norm() < (halves - exact).norm()
+    assert (found - exact).norm() < 0.02 * exact.norm() < (too_coarse - exact).norm()
 
 
 # ---- MIR

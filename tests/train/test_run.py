@@ -117,8 +117,8 @@ def test_two_runs_of_one_configuration_are_equal_and_of_another_seed_are_not(
 
 
 def test_a_run_says_what_its_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, said = run_module.runtime, io.StringIO()
-    monkeypatch.setattr(run_module, "runtime", lambda *how: replace(plain(*how), remark="not compiled here"))
+    plain, said = run_module.machine, io.StringIO()
+    monkeypatch.setattr(run_module, "machine", lambda train: replace(plain(train), remark="not compiled here"))
     pretrain(quick("finetune"), tmp_path / "run", console=Console(file=said))
     assert said.getvalue().count("not compiled here") == 1
 

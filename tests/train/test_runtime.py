@@ -21,6 +21,12 @@ def test_a_cpu_runs_in_full_precision_as_written() -> None:
     assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
 
 
+@pytest.mark.parametrize("activations", ["narrow", "all"])
+def test_a_setting_that_changes_nothing_here_is_told(activations: Any) -> None:
+    assert f"train.activations={activations} changes nothing here" in runtime("cpu", "auto", "off", activations).remark
+    assert activations not in runtime("cpu", "auto", "on", activations).remark or compiling.lacking("cpu")
+
+
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no GPU can be used here"):

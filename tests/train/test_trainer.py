@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.methods import Losses, Method
+from stella.model import compiling
 from stella.train.config import RunConfig, settle
 from stella.train.run import build_method
 from stella.train.runtime import runtime
@@ -48,6 +49,15 @@ def test_steps_are_those_of_a_plain_loop() -> None:
         clips += len(batch)
     assert same(weights(trainer.method), weights(plain.method))
     assert trainer.counters.step == len(plain.stream) == 12 and trainer.counters.clips == clips == 42
+
+
+@pytest.mark.parametrize("activations", get_args(compiling.Activations))
+def test_what_is_kept_for_the_backward_pass_is_as_set(activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, seen = make(quick("finetune", f"train.activations={activations}")), []
+    loss = trainer.method.loss
+    monkeypatch.setattr(trainer.method, "loss", lambda batch: seen.append(compiling._activations) or loss(batch))
+    trainer.advance()
+    assert seen == [activations]
 
 
 def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
