@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
 app.add_typer(scenes.app, name="scenes", rich_help_panel="Data")
 console = Console()
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from stella.train.runtime import environment, runtime
+
+        facts = environment(runtime("cpu"))
+        commit = f", commit {facts['commit']}" if facts["commit"] else ""
+        console.print(f"stella {metadata.version('stella-av')}{commit}, torch {facts['torch']}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(rich_help_panel="Data")
@@ -70,7 +91,7 @@ def look(
     out: Annotated[Path, typer.Option(help="The contact sheet to write.")] = Path("look.png"),
     clips: Annotated[int, typer.Option(min=1, help="How many to show.")] = 8,
 ) -> None:
-    """Show clips of your own videos as a model gets them, and say which cannot be used and why."""
+    """Show clips of your own videos as they are decoded, and say which cannot be used and why."""
     from stella.data.folder import Folder
     from stella.data.shards import Shards
     from stella.data.skipped import spell
@@ -91,11 +112,14 @@ def look(
     contact_sheet(good, out, f"{src.name} · {len(source)} clips")
     counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
     tail = f"; skipped: {spell(counts)}" if bad else ""
-    console.print(f"{out}  {len(good)} of {len(source)} clips{tail}", highlight=False, soft_wrap=True)
+    more = " (--clips for more)" if len(good) + len(bad) < len(source) else ""
+    console.print(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}", highlight=False, soft_wrap=True)
 
 
 @app.command(rich_help_panel="Models")
-def weights(file: Annotated[Path, typer.Argument(help="safetensors, or a PyTorch checkpoint.")]) -> None:
+def weights(
+    file: Annotated[Path, typer.Argument(help="safetensors, a PyTorch checkpoint, or base-tiny or base-small.")],
+) -> None:
     """Tell what a weight file is: format, sizes, parameters, and where it comes from."""
     from stella.model.weights import describe
 
@@ -224,7 +248,9 @@ def bench(
     from stella.bench.measure import bench as measure_rows
     from stella.bench.rows import check_columns, rows_table, write_rows
     from stella.config import resolve
+    from stella.data.packed import Packed
     from stella.train.config import RunConfig, machine
+    from stella.train.run import check
     from stella.train.runtime import environment
 
     given = [f"train.compile={compile}", *(values or [])]
@@ -237,12 +263,17 @@ def bench(
     sizes = _integers("--batches", batches)
     if not configs or not sizes:
         raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give one at least of each")
+    for config in configs.values():
+        check(config)
+    if packed is not None:
+        Packed(packed)  # it says what is wrong with it
     if out is not None:
         check_columns(out)
     rows = measure_rows(configs, sizes, steps, packed, console)
     wide = console if console.is_terminal else Console(width=120)  # a pipe would be given 80 columns
-    wide.print(rows_table(rows))
-    if out is not None:
+    if rows:
+        wide.print(rows_table(rows))
+    if out is not None and rows:
         write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(place))
         console.print(f"rows appended to {out}", highlight=False, soft_wrap=True)
     raise typer.Exit(len(rows) < len(configs) * len(sizes))
@@ -259,7 +290,7 @@ def evaluate(
     from stella.report.record import gallery_ceilings
     from stella.report.tables import recall_table
 
-    found = evaluate_weights(model, *_apart(recipe, values))
+    found = evaluate_weights(model, *_apart(recipe, values), console=console)
     console.print(recall_table(found, gallery_ceilings(found["data"])))
 
 
@@ -270,12 +301,14 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about runs, and print their table."""
     from stella.report.page import write_page
-    from stella.report.record import ceilings, group, read_run
+    from stella.report.record import ceilings, group, read_run, unlike
     from stella.report.tables import results_table
 
     found = [run for path in runs for run in _runs_in(path)]
     records = [read_run(run) for run in found]
     console.print(results_table(group(records), ceilings(records)))
+    if sentence := unlike(records):
+        console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
     console.print(f"{write_page(found, out)}", highlight=False, soft_wrap=True)
 
 

@@ -68,7 +68,11 @@ def test_help_names_every_command() -> None:
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
-        (["pretrain", "data.path=/no/such/folder"], "set both or neither"),
+        (["pretrain", "data.path=/no/such/folder"], "set another source too"),
+        (["pretrain", "data.source=folder"], "set data.path=FOLDER"),
+        (["pretrain", "data.clips=0"], "data.clips=0 must be at least 1"),
+        (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
+        (["weights", "base-huge"], "weights that ship: base-small, base-tiny"),
         (["scenes", "preview", "--clips", "1", "--out", "/proc/none"], "/proc/none"),
         (["scenes", "render", "/proc/none", "--clips", "1"], "/proc/none"),
     ],
@@ -78,6 +82,11 @@ def test_an_error_is_one_sentence_and_status_2(args: list[str], said: str, tmp_p
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and said in done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("lock"))
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"stella \d+\.\d+\.\d+(, commit \w+)?, torch [\w.+]+\n", run.invoke(app, ["--version"]).output)
 
 
 def test_brackets_in_a_path_are_shown_as_they_are(tmp_path: Path) -> None:

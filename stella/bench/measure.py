@@ -120,6 +120,8 @@ def bench(
     }
     rows = []
     jobs = {key: (config, steps, packed) for key, (_, config) in sized.items()}
+    if len(jobs) > 1:
+        console.print(f"{len(jobs)} rows, each in a process of its own", style="dim", highlight=False)
     for key, found in one_after_the_other(measure, jobs, processes=1):
         if isinstance(found, Exception):
             if len(jobs) == 1:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stella.clip import SAMPLE_RATE, Labels
+from stella.config import differences
 from stella.data.folder import find_videos, folder_labels, read_labels
 from stella.data.pool import Done, Lost, Pool, Tick
 from stella.data.shards import ShardWriter, pack
@@ -220,7 +221,8 @@ def _keep_settings(dst: Path, settings: Settings) -> None:
     if path.exists():
         known = json.loads(path.read_text(encoding="utf-8"))
         if known != asdict(settings):
-            raise StellaError(f"{dst} was filled with {known}, not {asdict(settings)}; use the same or another folder")
+            changed = "; ".join(differences(known, asdict(settings)))
+            raise StellaError(f"{dst} was filled otherwise: {changed}; use the same settings or another folder")
     else:
         fresh = path.with_suffix(".tmp")
         fresh.write_text(json.dumps(asdict(settings)), encoding="utf-8")

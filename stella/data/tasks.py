@@ -53,12 +53,15 @@ class DataConfig:
     span: float | None = 4.0  # the frames come from so many seconds in the middle; none: from all
 
     def __post_init__(self) -> None:
-        if (self.source == "scenes") != (self.path is None):
-            raise ConfigError(f"data.path={self.path} does not go with data.source={self.source}; set both or neither")
+        if self.source == "scenes" and self.path is not None:
+            raise ConfigError(f"data.path={self.path} is of no use to data.source=scenes; set another source too")
+        if self.source != "scenes" and self.path is None:
+            raise ConfigError(f"data.source={self.source} needs a folder: set data.path=FOLDER")
         if self.source == "scenes" and self.size not in SIZES:
             raise ConfigError(f"unknown data.size={self.size!r}; choose one of {', '.join(SIZES)}")
-        if self.clips < 1 or self.eval_clips < 1:
-            raise ConfigError(f"data.clips={self.clips} and data.eval_clips={self.eval_clips} must be at least 1")
+        for name, clips in {"clips": self.clips, "eval_clips": self.eval_clips}.items():
+            if clips < 1:
+                raise ConfigError(f"data.{name}={clips} must be at least 1")
         if len(set(self.tasks)) < len(self.tasks):
             raise ConfigError(f"data.tasks names one task twice ({', '.join(self.tasks)}); name each once")
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from stella.config import build, lay, read_toml, to_tree
 from stella.data.skipped import Skipped
 from stella.data.tasks import eval_tasks
@@ -16,7 +18,9 @@ from stella.train.folder import RunFolder
 from stella.train.runtime import runtime
 
 
-def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[str] = ()) -> dict[str, Any]:
+def evaluate_weights(
+    model: str, recipe: Path | None = None, values: Sequence[str] = (), console: Console | None = None
+) -> dict[str, Any]:
     """The record that a run writes between tasks, for a finished run, a weight file or shipped weights."""
     folder = RunFolder(model) if Path(model).is_dir() else None
     if folder and folder.begun and folder.end is None:
@@ -30,6 +34,9 @@ def evaluate_weights(model: str, recipe: Path | None = None, values: Sequence[st
     machine = runtime(config.train.device, config.train.precision)
     loaded = weights.load(folder.weights if folder else model, None if folder else _sizes(model, config))
     tasks = eval_tasks(config.data, machine.device)
+    if console is not None:
+        clips = sum(len(source) for _, source in tasks)
+        console.print(f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", style="dim", highlight=False)
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
     skipped = Skipped()

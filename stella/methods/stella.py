@@ -50,11 +50,11 @@ class STELLAConfig:
     beta: float = 0.4  # the temperature of importance (0.1 on Continual-AS)
     keep_ratio: float = 0.5  # ρ, of both modalities
     keep_ratio_a: float | None = None  # ρ_a where it differs from keep_ratio
-    keep_ratio_v: float | None = None
+    keep_ratio_v: float | None = None  # ρ_v likewise
     chunk: int = 4  # L_c, time steps of patches
     avm_heads: int | None = None  # none: as many as the model has
     score_every: int = 1  # cheaper scoring: of so many neighbouring patches one is looked at
-    audio: Literal["time", "frequency", "free"] = "time"
+    audio: Literal["time", "frequency", "free"] = "time"  # what a chunk of audio is: time steps, bands, or none
     importance: bool = True  # false: unpruned patches are drawn uniformly ("RCA only")
     correlation: bool = True  # false: no patch is pruned ("LPIS only")
 

@@ -96,8 +96,9 @@ PRESETS = {
 def preset(name: str, **changes: Any) -> CAVConfig:
     """A named configuration, with other sizes where given: `preset("tiny", frames=2)`."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-        raise ConfigError(f"unknown model {name!r}: did you mean {near!r}? (known: {', '.join(PRESETS)})")
+        near = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"did you mean {near[0]!r}? Otherwise " if near else ""
+        raise ConfigError(f"unknown model {name!r}: {hint}choose one of {', '.join(PRESETS)}")
     return dataclasses.replace(PRESETS[name], **changes)
 
 

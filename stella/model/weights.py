@@ -131,7 +131,10 @@ def _open(path: Path) -> _File:
         with path.open("rb") as stream:
             head = stream.read(9)
     except OSError as error:
-        raise WeightsError(f"{path} cannot be read ({error.strerror}); check the path") from error
+        shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.safetensors")))
+        raise WeightsError(
+            f"{path} cannot be read ({error.strerror}); check the path, or take weights that ship: {shipped}"
+        ) from error
     if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
@@ -160,7 +163,8 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except Exception as error:  # any damage ends here: safetensors raises several kinds
         raise WeightsError(
-            f"{path} is neither a torch checkpoint nor a whole safetensors file ({error}); copy or download it again"
+            f"{path} is neither a torch checkpoint nor a whole safetensors file ({error}); "
+            "if it ever was one, copy or download it again"
         ) from error
 
 

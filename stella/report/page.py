@@ -12,7 +12,7 @@ from stella.errors import StellaError
 from stella.evaluate.forgetting import Accuracy, mean_accuracy
 from stella.evaluate.retrieval import KS
 from stella.report import plots
-from stella.report.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run
+from stella.report.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run, unlike
 from stella.report.style import CSS
 from stella.report.svg import SERIES
 from stella.report.tables import CEILINGS, DIRECTIONS
@@ -65,7 +65,8 @@ def _header(records: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     machines = sorted({_machine(run) for run in records} - {""})
     facts += machines if len(machines) == 1 else []
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in unfinished)
+    differing = [f"{sentence}." for sentence in [unlike(records)] if sentence]
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in [*differing, *unfinished])
     return f'<h1>Continual pre-training</h1><p class="faint">{escape(" · ".join(facts))}</p>{notes}'
 
 

@@ -158,6 +158,18 @@ def experiment(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(config).items() if key not in NOT_THE_EXPERIMENT}
 
 
+def unlike(runs: Sequence[RunRecord]) -> str | None:
+    """A warning where runs of different methods differ in more than what a method brings with it."""
+    if len({run.method for run in runs}) < 2:
+        return None
+    found = [experiment(run.config) for run in runs]
+    own = ("method", "args.", "memory.")
+    keys = [key for key in found[0] if not key.startswith(own) and any(one.get(key) != found[0][key] for one in found)]
+    if not keys:
+        return None
+    return f"These runs differ in more than their method, so their figures do not compare methods: {', '.join(keys)}"
+
+
 def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
@@ -197,9 +209,12 @@ def _audit(data: str) -> dict[str, float] | None:
 
 
 def _label(run: RunRecord, alike: Sequence[Mapping[str, Any]]) -> str:
+    """What differs from others of its method, or the run's folder where that is too much to read."""
     own = experiment(run.config)
-    differing = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-    return f"{run.title} ({', '.join(f'{key}={own[key]}' for key in differing)})" if differing else run.title
+    differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in alike)]
+    told = ", ".join(differing)
+    where = "/".join(run.path.parts[-2:])
+    return f"{run.title} ({told if len(told) <= 40 else where})" if differing else run.title
 
 
 def _dig(tree: Mapping[str, Any], keys: Sequence[str]) -> float | None:

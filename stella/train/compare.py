@@ -54,6 +54,7 @@ def compare(
             done.append((name, result))
             write_text(folder / "results.csv", to_csv([row(name, RunFolder(one.run)) for name, one in done]))
         if exit_code := result.exit_code:
+            (console or Console()).print("The same command goes on with all of it.", highlight=False)
             break
     runs = [result.run for _, result in done]
     return Comparison(group(map(read_run, runs)), runs, folder / "results.csv", exit_code)

@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,14 @@ class RunFolder:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
-            yield
-            file.truncate(0)
+            try:
+                yield
+            finally:
+                file.truncate(0)
+                if not self.begun:  # refused: leave nothing behind
+                    (self.root / "lock").unlink()
+                    with suppress(OSError):  # it was there before, with something in it
+                        self.root.rmdir()
 
     def cut(self, length: int) -> None:
         """Take metrics.jsonl back to the length it had at a checkpoint."""

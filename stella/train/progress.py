@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stella.errors import require
 
+WIDE = 140  # columns: all parts of a loss beside the bar
+
 
 class Display:
     """To be entered around a run. `total` is the number of steps, as far as it is known."""
@@ -17,7 +19,7 @@ class Display:
         self.console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}", style="dim"),
@@ -37,7 +39,9 @@ class Display:
         self._bar.update(self._task, completed=step, description=what)
 
     def losses(self, means: Mapping[str, float], clips_per_second: float, peak_bytes: int) -> None:
-        parts = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+        """With each part of the loss where there is room."""
+        shown = means if self.console.width >= WIDE else {"loss": means["loss"]}
+        parts = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
         self._bar.update(self._task, status=f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB")
 
     def say(self, line: str) -> None:

@@ -173,7 +173,8 @@ class Run:
                 self._finish()
             except Stopped:
                 assert self.stop.signal is not None
-                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with --resume")
+                again = f"stella pretrain --resume {self.folder.root}"
+                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with {again}")
                 return _result(self.folder, 128 + self.stop.signal)
             if self.stop.signal:
                 self.display.say(f"{self.stop.signal.name} came while the run was ending; it is finished")

@@ -251,7 +251,7 @@ def alive(pid: int) -> bool:
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
     dst = tmp_path / "dst"
     run(videos / "a", dst)
-    with pytest.raises(StellaError, match="was filled with"):
+    with pytest.raises(StellaError, match=r"was filled otherwise: seconds was 1\.0 and is now 2\.0"):
         run(videos / "a", dst, seconds=2.0)
     with pytest.raises(StellaError, match="above 0"):
         run(videos / "a", dst, seconds=0.0)

@@ -11,7 +11,7 @@ from stella.data.scenes import Scenes
 from stella.data.scenes.audit import audit
 from stella.errors import StellaError
 from stella.evaluate.forgetting import summary
-from stella.report.record import Group, Spread, ceilings, flatten, group, read_run
+from stella.report.record import Group, Spread, ceilings, flatten, group, read_run, unlike
 from stella.report.tables import accuracy_table
 
 
@@ -104,6 +104,28 @@ def test_what_no_result_depends_on_makes_no_other_experiment(tmp_path: Path) -> 
         "STELLA (train.lr=0.0001)",
         "STELLA (train.lr=0.5)",
     ]
+
+
+def test_too_much_to_read_is_labelled_by_its_folder(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / "runs" / name) for name in ("first", "second")]
+    change(paths[1], lr=0.5, weight_decay=0.25, beta1=0.75)
+    assert [g.label for g in group(map(read_run, paths))] == ["STELLA (runs/first)", "STELLA (runs/second)"]
+
+
+def test_runs_that_differ_in_more_than_their_method_are_told(tmp_path: Path) -> None:
+    stella = write_run(tmp_path / "stella", "stella", chunk=8)
+    paths = [stella, write_run(tmp_path / "er", "er", seed=1), write_run(tmp_path / "er2", "er", seed=2)]
+    assert unlike([read_run(path) for path in paths]) is None
+    change(paths[2], lr=0.5)
+    told = unlike([read_run(path) for path in paths])
+    assert told is not None and told.endswith("do not compare methods: train.lr")
+    assert unlike([read_run(path) for path in paths[1:]]) is None  # one method, whose labels say it
+
+
+def change(path: Path, **train: float) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["train"] |= train
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def test_spread_is_mean_and_sample_deviation(tmp_path: Path) -> None:

@@ -182,7 +182,8 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
         console = Console(file=io.StringIO())
         result = pretrain(quick("er"), tmp_path / "run", console=console)
     assert (result.finished, result.exit_code) == (False, 128 + number)
-    assert number.name in console.file.getvalue()  # type: ignore[attr-defined]
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert number.name in told and f"continue with stella pretrain --resume {tmp_path / 'run'}" in told
     state = Checkpoints(tmp_path / "run" / "checkpoints").load()
     assert state is not None and state["trainer"]["counters"]["step"] == (5 if where == "loss" else 3)
     assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers

@@ -167,8 +167,8 @@ def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"source": "folder"}, r"data\.path=None does not go with data\.source=folder"),
-        ({"path": "x"}, r"data\.path=x does not go with data\.source=scenes"),
+        ({"source": "folder"}, "data.source=folder needs a folder"),
+        ({"path": "x"}, "data.path=x is of no use to data.source=scenes"),
         ({"size": "large"}, r"data\.size='large'; choose one of scenes"),
         ({"clips": 0}, r"data\.clips=0"),
         ({"tasks": ("a", "a")}, "one task twice"),
