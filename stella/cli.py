@@ -1,10 +1,10 @@
 """The command line: thin commands over the library. Heavy imports happen inside the command that needs them."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -121,15 +121,19 @@ def weights(
     file: Annotated[Path, typer.Argument(help="safetensors, a PyTorch checkpoint, or base-tiny or base-small.")],
 ) -> None:
     """Tell what a weight file is: format, sizes, parameters, and where it comes from."""
+    from stella.config import to_tree
     from stella.model.weights import describe
+    from stella.train.config import RunConfig
 
     found = describe(file)
+    told = {"sizes": found.sizes, **found.extra}
+    usual = {"config": to_tree(RunConfig())}  # of which only what differs is worth reading
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("format", found.format)
     table.add_row("parameters", f"{found.parameters:,} in {found.tensors} tensors ({', '.join(found.dtypes)})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
-    for name, value in (*found.sizes.items(), *found.extra.items()):
-        table.add_row(name, escape(str(value)))
+    for name, value in told.items():
+        table.add_row(name, escape(_spell(value, usual.get(name, {}))))
     console.print(table, highlight=False, soft_wrap=True)
 
 
@@ -353,6 +357,17 @@ def _integers(option: str, text: str) -> list[int]:
         return [int(part) for part in _listed(text)]
     except ValueError as error:
         raise StellaError(f"{option} {text} must be whole numbers, with commas") from error
+
+
+def _spell(value: Any, usual: Mapping[str, Any]) -> str:
+    """A tree as words, key=value, without what is usual or not there; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    from stella.report.record import flatten
+
+    known = flatten(usual)
+    leaves = {key: leaf for key, leaf in flatten(value).items() if leaf is not None and known.get(key) != leaf}
+    return " ".join(f"{key}={leaf:.4g}" if isinstance(leaf, float) else f"{key}={leaf}" for key, leaf in leaves.items())
 
 
 def _runs_in(path: Path) -> list[Path]:

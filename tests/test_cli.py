@@ -129,7 +129,12 @@ def test_weights_tells_what_a_file_is(tmp_path: Path) -> None:
     shown = run.invoke(app, ["weights", str(tmp_path / "m.safetensors")]).output
     rows = {line.split("  ")[0].strip(): line for line in shown.splitlines()}
     assert rows["format"].split()[-1] == "stella" and "no" in rows["matching module"]
-    assert rows["image_size"].split()[-1] == "96" and "none" in rows["recipe"]
+    assert "image_size=96" in rows["sizes"] and "none" in rows["recipe"] and rows["scores"].split()[-1] == "A=1.5"
+
+
+def test_weights_tells_of_a_configuration_what_is_not_usual() -> None:
+    shown = run.invoke(app, ["weights", "base-tiny"]).output
+    assert "train.lr=0.001" in shown and "beta2" not in shown and "{" not in shown
 
 
 SHORT = (
