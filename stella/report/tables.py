@@ -29,7 +29,7 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
     table.add_column("A ↑", justify="right", style="bold")
     table.add_column("F ↓", justify="right")
     for name in DIRECTIONS.values():
-        table.add_column(f"{name} A", justify="right")
+        table.add_column(f"{name} A".replace("→ ", "→\n"), justify="right")
         table.add_column("F", justify="right")
     for group in groups:
         done, total = len(group.finished), len(group.runs)

@@ -1,5 +1,6 @@
-"""What a person sees of a run: a bar on a terminal, one line a task elsewhere; and, if wanted, TensorBoard."""
+"""What a person sees of a run: a bar on a terminal, a line now and then elsewhere; and, if wanted, TensorBoard."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stella.errors import require
 
 WIDE = 140  # columns: all parts of a loss beside the bar
+SILENCE = 60.0  # seconds that a run into a file or pipe says nothing
 
 
 class Display:
@@ -27,6 +29,7 @@ class Display:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, completed=done, status="")
+        self._said = time.monotonic()
 
     def __enter__(self) -> "Display":
         self._bar.start()
@@ -42,9 +45,14 @@ class Display:
         """With each part of the loss where there is room."""
         shown = means if self.console.width >= WIDE else {"loss": means["loss"]}
         parts = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
-        self._bar.update(self._task, status=f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB")
+        status = f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB"
+        self._bar.update(self._task, status=status)
+        if self._bar.disable and time.monotonic() - self._said > SILENCE:
+            task = self._bar.tasks[self._task]
+            self.say(f"{task.description}, step {task.completed:.0f} of {task.total:.0f}  {status}")
 
     def say(self, line: str) -> None:
+        self._said = time.monotonic()
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
