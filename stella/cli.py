@@ -22,7 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
 app.add_typer(scenes.app, name="scenes", rich_help_panel="Data")
 console = Console()
 

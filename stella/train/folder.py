@@ -65,7 +65,7 @@ class RunFolder:
             finally:
                 file.truncate(0)
                 if not self.begun:  # refused: leave nothing behind
-                    (self.root / "lock").unlink()
+                    (self.root / "lock").unlink(missing_ok=True)
                     with suppress(OSError):  # it was there before, with something in it
                         self.root.rmdir()
 
