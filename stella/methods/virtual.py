@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from stella import selection
@@ -55,7 +55,8 @@ class LooksAhead(ER):
 
     def virtual_weights(self, batch: Batch) -> Weights:
         """θ' = θ − lr·∇L(x; θ)."""
-        theta = {name: p.detach().requires_grad_() for name, p in self.model.named_parameters() if p.requires_grad}
+        # Parameters, as the model's own are: so what is compiled for a step on these clips is for this one too.
+        theta = {name: nn.Parameter(p.detach()) for name, p in self.model.named_parameters() if p.requires_grad}
         loss = self.clip_losses(theta, batch.audio, batch.video, self.virtual_splits(len(batch))).mean()
         gradients = self.gradients(loss, list(theta.values()))
         lr = self.lr if self.config.virtual_lr is None else self.config.virtual_lr
