@@ -4,7 +4,7 @@
 
 Each argument is METHOD:BATCH with `packed`, the method's own settings or a run's (`train.activations=all`) behind it,
 each a process of its own. They start together, since compiling is the processor's work, and take their times one after
-the other; `--processes` limits how many are on the card at once. Rows go to results/speed/train_step.csv; what they say
+the other; `--processes` says how many are on the card at once. Rows go to results/speed/train_step.csv; what they say
 is in results/speed/README.md.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="+")
     parser.add_argument("--preset", default="base")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--processes", type=int, help="so many at a time; all fit on a large card alone")
+    parser.add_argument("--processes", type=int, default=5, help="so many at a time; five of batch 48 fit 140 GB")
     parser.add_argument("--out", type=Path, default=Path("results/speed/train_step.csv"))
     options = parser.parse_args()
     check_columns(options.out)
@@ -73,7 +73,7 @@ def main() -> None:
         if any("packed" in spec for spec in configs):
             pack(Noise(), clips, progress=False)
         jobs = {spec: (spec, config, options.steps, clips) for spec, config in configs.items()}
-        for spec, found in one_after_the_other(row, jobs, options.processes or len(jobs)):
+        for spec, found in one_after_the_other(row, jobs, options.processes):
             if isinstance(found, Exception):
                 print(f"{spec} failed: {found!r}", flush=True)
                 continue

@@ -46,12 +46,12 @@ def measure(
         advance(trainer, 2)
         times = step_times(trainer, steps)
         peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
+        rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)  # now: a card's clock moves
         syncs = _host_syncs(trainer)
         del trainer  # what follows takes memory and time of its own
         let_go()
         stages = stages_ms(config)
         let_go()
-        rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)
         flop = _flop(config)
         let_go()
     ms, clips = statistics.median(times), size * config.train.accumulate
