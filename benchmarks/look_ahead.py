@@ -1,4 +1,4 @@
-"""How many bits MIR and GMED need to see a step of 1e-4, and what their passes cost, on one GPU.
+"""How many bits MIR and GMED need to see a step of 1e-4, and what their passes cost on a GPU.
 
     python benchmarks/look_ahead.py
 

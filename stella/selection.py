@@ -37,7 +37,7 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
 
     q [B, H, Lq, d] are the other modality's queries, k [B, H, Lk, d] the keys of the patches scored. In float32 at
     least, autocast or not: a small β magnifies the rounding of logits. Compiled for a GPU without the map, else head
-    by head, so that a twelfth of it exists at a time. `benchmarks/selection.py` compares the alternatives.
+    by head, so that only a head's exists at a time. `benchmarks/selection.py` compares the alternatives.
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
     if q.is_cuda and is_compiled():

@@ -88,7 +88,7 @@ def _host_syncs(trainer: Trainer) -> int:
 
 
 def _flop(config: RunConfig) -> int:
-    """Floating-point operations of a step: matrix products and attention, forward and backward, as they are run."""
+    """Of a step: matrix products and attention, forward and backward, without what the latter computes again."""
     plain = replace(config.train, compile="off", graph=False)
     trainer = make_trainer(replace(config, train=plain))
     settle_draws(trainer)

@@ -25,7 +25,7 @@ class Row:
     tflops: float
     share: float  # of the rate of a large matrix product, measured in the same process
     host_syncs: int  # in one steady step; a stream's own wait for a batch is not among them
-    start_seconds: float  # the steps before steady ones: compiling and recording
+    start_seconds: float  # until steady steps: building, compiling, recording
     stages: dict[str, float]  # ms, on synthetic clips
     feed: str = "synthetic"
 

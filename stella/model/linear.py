@@ -19,7 +19,7 @@ _split = False
 
 @contextmanager
 def exact_products(on: bool = True) -> Iterator[None]:
-    """Inside, float32 products of `Linear` are sums of three half-precision ones: faster on a GPU, and only there."""
+    """Inside, float32 products of `Linear` are sums of three half-precision ones: faster on a GPU, where compiled."""
     global _split
     before, _split = _split, on
     try:

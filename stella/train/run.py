@@ -128,7 +128,7 @@ def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, T
 
 
 class Run:
-    """One session of a run: from its newest checkpoint, or from the beginning, to its end or a stop."""
+    """One stretch of a run: from its newest checkpoint, or from the beginning, to its end or a stop."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
         self.config, self.folder, self.stop, self.console = config, folder, stop, console

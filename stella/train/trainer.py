@@ -1,5 +1,5 @@
 """The loop of all methods: batches in, steps out. Nothing else calls backward, steps or casts (but the matching
-module's loss, which takes its gradients as soon as it is known).
+module's loss, which takes its gradients as soon as it is known, and virtual steps, which are never taken).
 
 A step whose loss or gradients are not finite is left out: weights, optimiser and memory stay as they were. That is
 decided on the device. On a GPU the host does not wait to hear of it: it runs ahead of the card, and learns of a step
