@@ -93,6 +93,10 @@ class Memory:
         """Whether a draw of as many clips as the last one asked for would give fewer (or none, before the first)."""
         return self.offered < min(self.capacity, max(self._asked, 1))
 
+    def recount(self) -> None:
+        """Wait for the device, and know exactly how many clips there are."""
+        self.offered = self.seen
+
     @property
     def bytes_per_clip(self) -> int:
         return bytes_per_clip(self.columns)

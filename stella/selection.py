@@ -20,6 +20,8 @@ from stella.model.compiling import compilable, is_compiled
 
 def kappa(length: int, keep_ratio: float) -> int:
     """How many of `length` patches are kept; rounded in floating point as written, like the published release."""
+    if not 0 <= keep_ratio <= 1:
+        raise ConfigError(f"keep_ratio={keep_ratio} is a share of a clip's patches; it must lie in 0…1")
     return int(length * keep_ratio)
 
 

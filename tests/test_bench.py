@@ -69,6 +69,7 @@ def test_every_method_spends_its_time_in_stages_that_have_a_name(method: str) ->
     stages = row(method).stages
     assert stages["other"] < 0.25 * sum(stages.values()), stages
     assert ("look ahead" in stages) == (method in ("mir", "gmed"))
+    assert ("score" in stages) == ("avm" in stages) == (method in ("initial", "stella", "stella_plus"))
 
 
 def test_measuring_leaves_nothing_patched(rows: dict[str, Row]) -> None:
@@ -111,6 +112,14 @@ def test_what_is_measured_draws_all_it_asks_for(candidates: int) -> None:
     assert trainer.method.memory.drawable == 3 * candidates == trainer.counters.clips
     settle_draws(trainer)
     assert trainer.counters.clips == 3 * candidates
+
+
+def test_nothing_is_measured_where_no_step_is_taken() -> None:
+    trainer = make_trainer(resolve(RunConfig, None, [*SIZES, "method=er", "stream.batch_size=3", "memory.clips=60"]))
+    for p in trainer.method.model.parameters():
+        p.data.fill_(torch.nan)
+    with pytest.raises(StellaError, match="no step has a finite loss"):
+        settle_draws(trainer)
 
 
 def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws
+from stella.methods import initial
 from stella.methods import stella as stepped
 from stella.model.cav import CAV
 from stella.train.config import RunConfig
@@ -21,6 +22,8 @@ STAGES = {  # of what is called on the method in a step
 }
 PLACES: dict[tuple[Any, str], str] = {
     (stepped, "score"): "score",
+    (initial, "score"): "score",
+    (initial, "matching_loss"): "avm",
     (CAV, "pretrain"): "forward",
     (CAV, "forward"): "look ahead",  # by `functional_call`
     (torch.autograd, "backward"): "backward",

@@ -11,7 +11,7 @@ import torch
 from stella.clip import Batch
 from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
-from stella.errors import ConfigError
+from stella.errors import ConfigError, StellaError
 from stella.model.cav import CAVConfig
 from stella.rng import generator
 from stella.train.config import RunConfig, machine, model_config
@@ -92,3 +92,5 @@ def settle_draws(trainer: Trainer) -> None:
     memory = trainer.method.memory
     while memory is not None and memory.short:
         advance(trainer, 1)
+        if trainer.counters.left_out_in_a_row >= WARM_UPS:
+            raise StellaError("no step has a finite loss, so nothing can be measured; set other values")

@@ -9,7 +9,7 @@ from torch import Tensor
 from stella import selection
 from stella.methods.base import MemoryConfig, ObjectiveConfig, check_kept
 from stella.methods.derpp import DERpp, DERppConfig
-from stella.model.cav import CAV, Patches
+from stella.model.cav import CAV, CAVConfig, Patches
 from stella.rng import generator
 
 
@@ -31,9 +31,12 @@ class SomePatches(DERpp):
         self, model: CAV, config: AblationConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
     ) -> None:
         super().__init__(model, config, objective, memory, seed)
-        for length in (model.config.patches_a, model.config.patches_v):
-            check_kept(selection.kappa(length, config.keep_ratio), length, objective)
         self.generators["select"] = generator(seed, "select", device=self.device)
+
+    @classmethod
+    def check(cls, model_config: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
+        for length in (model_config.patches_a, model_config.patches_v):
+            check_kept(selection.kappa(length, config.keep_ratio), length, objective)
 
     @abstractmethod
     def order_a(self, a: Patches) -> Tensor:

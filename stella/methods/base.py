@@ -35,6 +35,13 @@ class ObjectiveConfig:
     mask_ratio: float = 0.8
     norm_pix: bool = True
 
+    def __post_init__(self) -> None:
+        if not (0 < self.mask_ratio < 1 and self.tau > 0 and self.contrast_weight >= 0):
+            raise ConfigError(
+                f"objective.mask_ratio={self.mask_ratio} must lie between 0 and 1, tau={self.tau} above 0 and "
+                f"contrast_weight={self.contrast_weight} not below 0"
+            )
+
 
 @dataclass(frozen=True)
 class MemoryConfig:
@@ -79,6 +86,7 @@ class Method(nn.Module, ABC):
 
     def __init__(self, model: CAV, config: Any, objective: ObjectiveConfig, memory: MemoryConfig, seed: int) -> None:
         super().__init__()
+        self.check(model.config, config, objective)
         self.model, self.config, self.objective = model, config, objective
         self.avm = None
         self.device = next(model.parameters()).device
@@ -88,6 +96,12 @@ class Method(nn.Module, ABC):
         if columns is not None:
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
             self.memory = Memory(columns, capacity, generator(seed, "memory", device=where))
+
+    @classmethod
+    def check(cls, model_config: CAVConfig, config: Any, objective: ObjectiveConfig) -> None:
+        """Refuse what cannot be with a model of these sizes, before there is one."""
+        for length in (model_config.patches_a, model_config.patches_v):
+            check_kept(length, length, objective)
 
     @classmethod
     def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column] | None:
@@ -114,6 +128,12 @@ class Method(nn.Module, ABC):
     def draw(self, batch: Batch) -> MemoryBatch | None:
         """As many clips from memory as the batch has, on the model's device; None while there are none."""
         return self.memory.draw(len(batch), to=self.device) if self.memory is not None else None
+
+    def with_memory(self, batch: Batch) -> tuple[Patches, Patches, MemoryBatch | None]:
+        """x ∪ m, audio and video, and m: the current clips, then as many from memory."""
+        drawn = self.draw(batch)
+        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
+        return a, self.model.patches_v(joined(batch.video, drawn, "video")), drawn
 
     def pretrain(self, a: Patches, v: Patches) -> Pretrained:
         """The backbone on these patches (all of a clip's or some), masked at random."""
@@ -153,8 +173,13 @@ class Method(nn.Module, ABC):
 
 
 def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
-    """Refuse a selection that leaves nothing to reconstruct beside the visible patches."""
+    """Refuse a selection that leaves nothing to see, or nothing to reconstruct beside it."""
     visible = selection.visible(length, objective.mask_ratio)
+    if visible < 1:
+        raise ConfigError(
+            f"objective.mask_ratio={objective.mask_ratio:g} leaves none of {length} patches visible; "
+            "lower it, or use a longer or larger input"
+        )
     if not visible < kept <= length:
         raise ConfigError(
             f"keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "

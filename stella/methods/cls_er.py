@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows, joined
+from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows
 from stella.methods.ema import Average, check_shares, clip_loss, consistency, rows
 from stella.methods.er import ER
 from stella.model.cav import CAV, Patches, Split
@@ -54,9 +54,7 @@ class CLSER(ER):
         self.generators["ema"] = generator(seed, "ema", device=self.device)
 
     def loss(self, batch: Batch) -> Losses:
-        drawn = self.draw(batch)
-        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
-        v = self.model.patches_v(joined(batch.video, drawn, "video"))
+        a, v, drawn = self.with_memory(batch)
         split_a, split_v = self.splits(a, v)
         out = self.model.pretrain(a, v, split_a, split_v)
         distance = out.z_a.new_zeros(())

@@ -10,7 +10,6 @@ from stella.methods.base import (
     Method,
     clip_columns,
     clip_rows,
-    joined,
     output_columns,
     output_rows,
     penalty,
@@ -37,9 +36,7 @@ class DERpp(Method):
         return clip_columns(model_config) | output_columns(model_config)
 
     def loss(self, batch: Batch) -> Losses:
-        drawn = self.draw(batch)
-        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
-        v = self.model.patches_v(joined(batch.video, drawn, "video"))
+        a, v, drawn = self.with_memory(batch)
         out = self.pretrain(*self.choose(a, v))
         parts = self.parts(out) | {"penalty": self.config.alpha * penalty(out, drawn)}
         return Losses(parts, clip_rows(batch) | output_rows(out, batch))

@@ -4,7 +4,7 @@ from typing import Any
 
 from stella.clip import Batch
 from stella.memory import Column
-from stella.methods.base import Losses, Method, clip_columns, clip_rows, joined
+from stella.methods.base import Losses, Method, clip_columns, clip_rows
 from stella.model.cav import CAVConfig
 
 
@@ -19,7 +19,5 @@ class ER(Method):
         return clip_columns(model_config)
 
     def loss(self, batch: Batch) -> Losses:
-        drawn = self.draw(batch)
-        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
-        v = self.model.patches_v(joined(batch.video, drawn, "video"))
+        a, v, _ = self.with_memory(batch)
         return Losses(self.parts(self.pretrain(a, v)), clip_rows(batch))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows, joined
+from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows
 from stella.methods.ema import Average, check_shares, clip_loss, consistency, rows
 from stella.methods.er import ER
 from stella.model.cav import CAV
@@ -58,19 +58,19 @@ class ESMER(ER):
 
     def loss(self, batch: Batch) -> Losses:
         """One mean over x ∪ m as in ER, current clips multiplied by their weights. (The original adds two means.)"""
-        drawn = self.draw(batch)
-        a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
-        v = self.model.patches_v(joined(batch.video, drawn, "video"))
+        a, v, drawn = self.with_memory(batch)
         splits, now = self.splits(a, v), len(batch)
         out = self.model.pretrain(a, v, *splits)
         with torch.no_grad():
             stable = self.stable.model.pretrain(a, v, *splits)
             errors = clip_loss(self.clip_parts(rows(stable, slice(now))))  # ℓ_s [B], no clip of memory a negative
-            weight = torch.where(self.counts(errors), 1, self.mean / errors)
+            enters = self.counts(errors)
+            weight = torch.where(enters, 1, self.mean / errors)
             weight = torch.cat([weight, weight.new_ones(len(out.z_a) - now)])
         parts = {name: (weight * part).mean() for name, part in self.clip_parts(out).items()}
         distance = out.z_a.new_zeros(()) if drawn is None else consistency(out, stable.z_a[now:], stable.z_v[now:])
-        return Losses(parts | {"consistency": self.config.gamma * distance}, clip_rows(batch) | {"errors": errors})
+        keep = clip_rows(batch) | {"errors": errors, "enters": enters}
+        return Losses(parts | {"consistency": self.config.gamma * distance}, keep)
 
     def counts(self, errors: Tensor) -> Tensor:
         """Bool [B]: the clips that count in full and may enter the reservoir."""
@@ -78,8 +78,8 @@ class ESMER(ER):
 
     def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
         keep = dict(losses.keep)
-        errors = keep.pop("errors")
-        super().after_step(batch, replace(losses, keep=keep), taken & self.counts(errors))
+        errors, enters = keep.pop("errors"), keep.pop("enters")
+        super().after_step(batch, replace(losses, keep=keep), taken & enters)
         now = usual(errors)
         first, known = self.mean.isinf(), taken & now.isfinite()  # a weight of 0 hides an infinite error from `taken`
         mean = torch.where(first, now, self.config.alpha_loss * self.mean + (1 - self.config.alpha_loss) * now)

@@ -4,14 +4,17 @@ from dataclasses import dataclass
 
 from stella.clip import Batch
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
-from stella.model.avm import AVM, draw_pairs, matching_loss, score
-from stella.model.cav import CAV
+from stella.model.avm import AVM, check_heads, draw_pairs, matching_loss, score
+from stella.model.cav import CAV, CAVConfig
 from stella.rng import generator
 
 
 @dataclass(frozen=True)
 class InitialConfig:
     avm_heads: int | None = None  # none: as many as the model has
+
+    def heads(self, model: CAVConfig) -> int:
+        return model.heads if self.avm_heads is None else self.avm_heads
 
 
 class Initial(Method):
@@ -30,8 +33,14 @@ class Initial(Method):
         self, model: CAV, config: InitialConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
     ) -> None:
         super().__init__(model, config, objective, memory, seed)
-        self.avm = AVM(model.config.dim, config.avm_heads or model.config.heads, model.config.eps).to(self.device)
+        c = model.config
+        self.avm = AVM(c.dim, config.heads(c), c.eps).to(next(model.parameters()))  # its device and precision
         self.generators["pairs"] = generator(seed, "pairs", device=self.device)
+
+    @classmethod
+    def check(cls, model_config: CAVConfig, config: InitialConfig, objective: ObjectiveConfig) -> None:
+        super().check(model_config, config, objective)
+        check_heads(model_config.dim, config.heads(model_config))
 
     def loss(self, batch: Batch) -> Losses:
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)

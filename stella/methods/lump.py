@@ -47,7 +47,7 @@ class LUMP(ER):
         drawn = self.draw(batch)
         if drawn is not None:
             mix = beta(self.config.concentration, self.generators["mix"])
-            audio = mix * audio + (1 - mix) * pair_past(drawn["audio"], len(batch))
+            audio = mix * audio + (1 - mix) * pair_past(drawn["audio"], len(batch)).to(audio.dtype)
             video = mix * video + (1 - mix) * self.model.normalise(pair_past(drawn["video"], len(batch)))
         out = self.pretrain(self.model.patches_a(audio), self.model.patches_v(video))
         return Losses(self.parts(out), clip_rows(batch))

@@ -37,7 +37,7 @@ from stella.methods.base import (
     output_rows,
     penalty,
 )
-from stella.model.avm import AVM, Scored, draw_pairs, matching_loss, score
+from stella.model.avm import AVM, Scored, check_heads, draw_pairs, matching_loss, score
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.rng import generator
 
@@ -60,7 +60,7 @@ class STELLAConfig:
 
     def __post_init__(self) -> None:
         least = {"chunk": self.chunk, "score_every": self.score_every, "avm_heads": self.avm_heads}
-        if self.beta <= 0 or any(value is not None and value < 1 for value in least.values()):
+        if not self.beta > 0 or any(value is not None and value < 1 for value in least.values()):
             given = ", ".join(f"{name}={value}" for name, value in least.items())
             raise ConfigError(f"beta={self.beta} must be above 0, and {given} at least 1")
 
@@ -119,10 +119,14 @@ class STELLA(Method):
         c = model.config
         self.beta = config.beta
         self.kappa_a, self.kappa_v = config.kappa_a(c), config.kappa_v(c)
-        check_kept(self.kappa_a, c.patches_a, objective)
-        check_kept(self.kappa_v, c.patches_v, objective)
         self.avm = AVM(c.dim, config.heads(c), c.eps).to(next(model.parameters()))  # its device and precision
         self.generators |= {name: generator(seed, name, device=self.device) for name in ("select", "pairs")}
+
+    @classmethod
+    def check(cls, model_config: CAVConfig, config: STELLAConfig, objective: ObjectiveConfig) -> None:
+        check_kept(config.kappa_a(model_config), model_config.patches_a, objective)
+        check_kept(config.kappa_v(model_config), model_config.patches_v, objective)
+        check_heads(model_config.dim, config.heads(model_config))
 
     @classmethod
     def columns(cls, model_config: CAVConfig, config: STELLAConfig) -> dict[str, Column]:

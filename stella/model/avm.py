@@ -28,13 +28,17 @@ class QueriesKeys:
     k_v: Tensor
 
 
+def check_heads(dim: int, heads: int) -> None:
+    if heads < 1 or dim % heads:
+        raise ConfigError(f"the matching module's heads={heads} must divide dim={dim}; choose another number")
+
+
 class AVM(nn.Module):
     """Takes the joint fusion outputs o_a [B, La, D] and o_v [B, Lv, D], before the backbone's last norm."""
 
     def __init__(self, dim: int, heads: int, eps: float = 1e-5) -> None:
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ConfigError(f"the matching module's heads={heads} must divide dim={dim}; choose another number")
+        check_heads(dim, heads)
         self.dim, self.heads = dim, heads
         self.norm_a, self.norm_v = nn.LayerNorm(dim, eps), nn.LayerNorm(dim, eps)
         self.to_a_q, self.to_a_k, self.to_a_v = (nn.Linear(dim, dim, bias=False) for _ in range(3))

@@ -126,7 +126,11 @@ class _File:
         return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
 
 
-def _open(path: Path) -> _File:
+def check_readable(name: Path | str) -> None:
+    _head(find(name))
+
+
+def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             head = stream.read(9)
@@ -137,6 +141,11 @@ def _open(path: Path) -> _File:
         ) from error
     if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")
+    return head
+
+
+def _open(path: Path) -> _File:
+    head = _head(path)
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
     state, metadata = _read_torch(path) if pickled else _read_safetensors(path)

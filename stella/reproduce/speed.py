@@ -12,9 +12,8 @@ from rich.console import Console
 from stella.bench.steps import advance, make_trainer, step_times
 from stella.bench.turns import one_after_the_other
 from stella.errors import StellaError
-from stella.train.compare import provenance
 from stella.train.config import RunConfig, machine, settle
-from stella.train.runtime import environment
+from stella.train.runtime import environment, provenance
 
 
 @dataclass(frozen=True)

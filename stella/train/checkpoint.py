@@ -24,6 +24,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
+        self.put_aside: list[Path] = []  # broken ones that `load` came upon
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then let older ones go. If it cannot be written, those that are there stay."""
@@ -48,7 +49,7 @@ class Checkpoints:
         return path
 
     def load(self) -> State | None:
-        """The newest whole checkpoint, on the CPU; None if there is none. Broken ones are put out of the way.
+        """The newest whole checkpoint, on the CPU; None if there never was one. Broken ones are put out of the way.
 
         Its tensors lie in the file until they are touched: copy what is kept, or the file keeps its room on the disk.
         """
@@ -58,7 +59,12 @@ class Checkpoints:
             if digest(path) == path.stem.rpartition("-")[2]:
                 state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 return state
-            path.rename(path.with_suffix(".broken"))
+            self.put_aside.append(path.rename(path.with_suffix(".broken")))
+        if broken := sorted(self.folder.glob("step-*.broken")):
+            raise StellaError(
+                f"no checkpoint in {self.folder} is whole ({', '.join(path.name for path in broken)}): it cannot be "
+                "continued; look at the disk, and start it anew in another folder"
+            )
         return None
 
     def _found(self) -> list[Path]:

@@ -15,6 +15,7 @@ from stella.report.record import Group, group, read_run
 from stella.train.config import RunConfig, settle
 from stella.train.folder import Line, RunFolder, read_json, read_lines, write_text
 from stella.train.run import RunResult, check, check_unchanged, pretrain
+from stella.train.runtime import provenance
 
 FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
 
@@ -65,7 +66,7 @@ def _check(name: str, config: RunConfig, folder: RunFolder) -> None:
         if folder.begun:
             check_unchanged(folder, settle(config))
         if folder.end is None:
-            check(settle(config))
+            check(settle(config), folder.begun)
     except StellaError as error:
         raise StellaError(f"{name}: {error}") from error
 
@@ -89,8 +90,16 @@ def row(name: str, run: RunFolder) -> dict[str, Any]:
         **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
         **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         "clips": end["clips"],
-        **provenance(read_json(run.environment)),
+        **_all_provenance(read_json(run.environment)),
     }
+
+
+def _all_provenance(facts: Line) -> dict[str, Any]:
+    """Of a run that was continued elsewhere: every commit and machine, the first one first."""
+    told = [provenance(each) for each in (*facts.get("earlier", ()), facts)]
+    if len(told) == 1:
+        return told[0]
+    return {key: " + ".join(dict.fromkeys(str(each[key]) for each in told)) for key in told[0]}
 
 
 def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:
@@ -103,9 +112,3 @@ def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:
         "avm_accuracy_last_task": (last.get("avm_accuracy_by_task") or [None])[-1],
         "least_importance_ratio": min(ratios, default=None),
     }
-
-
-def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What `environment` found, as results state it."""
-    hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
-    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}

@@ -40,7 +40,7 @@ class TrainConfig:
     weight_decay: float = 5e-7
     warmup_steps: int = 0
     decay: float = 0.0  # the last share of all steps over which the learning rate falls to nothing; not for streams
-    accumulate: int = 1  # batches for each step; the last step of a task takes those that are left
+    accumulate: int = 1  # batches a step, each of the same weight; the last step of a task takes those that are left
     device: str = "auto"
     precision: Precision = "auto"
     compile: Compile = "auto"  # a step's parts, on a GPU: a minute or two at the first start, and faster steps
@@ -58,7 +58,7 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} must be at least {value}, not {getattr(self, name)}")
         if not 0 <= self.decay <= 1:
             raise ConfigError(f"train.decay={self.decay} is a share of all steps; it must lie in 0…1")
-        if self.lr <= 0 or not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1) or self.weight_decay < 0:
+        if not (self.lr > 0 and 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.weight_decay >= 0):
             raise ConfigError(
                 f"train.lr={self.lr} must be above 0, beta1={self.beta1} and beta2={self.beta2} in 0…1 and "
                 f"weight_decay={self.weight_decay} not below 0"
@@ -68,6 +68,10 @@ class TrainConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     batch: int = 64
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError(f"evaluate.batch={self.batch} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,10 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} must be at least 0 and below 2^63")
 
 
 def settle(config: RunConfig) -> RunConfig:

@@ -33,9 +33,9 @@ from stella.model.cav import CAV
 from stella.model.compiling import seconds_spent
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import FREE, RunConfig, machine, model_config, settle
-from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_lines, write_bytes, write_json
+from stella.train.folder import Line, Lines, RunFolder, full_disk_told, read_json, read_lines, write_bytes, write_json
 from stella.train.progress import Board, Display
-from stella.train.runtime import environment
+from stella.train.runtime import environment, provenance
 from stella.train.stop import Stop, Stopped
 from stella.train.trainer import Trainer
 
@@ -58,7 +58,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     """
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
-        check(config)
+        check(config, folder.begun)
     with folder.locked(), full_disk_told(folder.root):
         if folder.begun:
             if not resume:
@@ -92,15 +92,19 @@ def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
         raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
 
 
-def check(config: RunConfig) -> None:
-    """Refuse a method, its hyper-parameters or a memory that cannot be, before anything is made or written."""
+def check(config: RunConfig, begun: bool = False) -> None:
+    """Refuse a method, its hyper-parameters, weights or a memory that cannot be, before anything is made or written."""
     if config.method not in METHODS:
         raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
     method = METHODS[config.method]
     if config.args and not fields(method.Config):
         unknown = ", ".join(f"args.{name}" for name in config.args)
         raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
-    columns = method.columns(model_config(config), build(method.Config, config.args, "args."))
+    sizes, own = model_config(config), build(method.Config, config.args, "args.")
+    method.check(sizes, own, config.objective)
+    if config.model.weights and not begun:
+        weights.check_readable(config.model.weights)
+    columns = method.columns(sizes, own)
     device = machine(config.train).device
     if columns is not None:
         capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)
@@ -141,7 +145,7 @@ class Run:
         self.skipped = Skipped(folder.skipped)
         self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
         self.trainer = Trainer(self.method, self.stream, config.train, self.machine)
-        self.environment = environment(self.machine)
+        self.environment = _with_earlier(environment(self.machine), folder)
         self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
@@ -163,6 +167,10 @@ class Run:
             if self.board:
                 stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
+            for path in self.checkpoints.put_aside:
+                self.display.say(f"{path.name} is broken and put aside; going on from step {counters.step}")
+            if earlier := self.environment.get("earlier"):
+                self.display.say(f"begun at {_where(earlier[0])}, goes on at {_where(self.environment)}")
             if self.machine.remark:
                 self.display.say(self.machine.remark)
             self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
@@ -184,10 +192,10 @@ class Run:
         """Steps to the end of a task; False if there was none left."""
         minutes = self.config.train.checkpoint_minutes
         while self.trainer.advance():
-            ended = self.stream.finished_task is not None
+            ended, stopping = self.stream.finished_task is not None, self.stop.signal
             self._record(ended)
-            stuck = self.trainer.counters.left_out_in_a_row >= MOST_LEFT_OUT
-            if ended or stuck or self.stop.signal or time.monotonic() - self._saved >= 60 * minutes:
+            stuck = self._stuck()
+            if ended or stuck or stopping or time.monotonic() - self._saved >= 60 * minutes:
                 self._save()
             if stuck:
                 not_finite = self.trainer.left_out[-1][1]
@@ -196,11 +204,18 @@ class Run:
                     f"({', '.join(not_finite)}); a checkpoint is saved: look at the data, or start a new "
                     "run with a lower train.lr or train.precision=float32"
                 )
-            if self.stop.signal:
+            if stopping:
                 raise Stopped
             if ended:
                 return True
         return False
+
+    def _stuck(self) -> bool:
+        """Whether the last steps were all left out; only where it seems so, wait to be sure."""
+        counters = self.trainer.counters
+        if counters.left_out_in_a_row >= MOST_LEFT_OUT:
+            self.trainer.settle()
+        return counters.left_out_in_a_row >= MOST_LEFT_OUT
 
     def _record(self, ended: bool) -> None:
         counters = self.trainer.counters
@@ -316,12 +331,29 @@ class Run:
 
     def _finish(self) -> None:
         counters = self.trainer.counters
+        if counters.step and counters.left_out == counters.step:
+            raise StellaError("no step of this run had a finite loss; look at the data, or start a new run")
         scores = summary(_evaluations(self.folder))
         extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "scores": scores}
         write_bytes(self.folder.weights, weights.packed(self.method.eval_model, self.method.avm, extra))
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "left_out_steps": counters.left_out}
         self.metrics.write(end | scores)
         self.metrics.sync()
+
+
+def _with_earlier(facts: Line, folder: RunFolder) -> Line:
+    """Where this run was before goes with where it is now, if that is another commit or machine."""
+    if not folder.environment.exists():
+        return facts
+    before = read_json(folder.environment)
+    earlier = [*before.pop("earlier", []), before]
+    others = [each for each in earlier if _where(each) != _where(facts)]
+    return facts | {"earlier": others} if others else facts
+
+
+def _where(facts: Line) -> str:
+    told = provenance(facts)
+    return f"commit {str(told['commit'])[:10]} on {told['hardware']}"
 
 
 def _evaluations(folder: RunFolder) -> list[Line]:

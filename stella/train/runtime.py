@@ -3,10 +3,12 @@
 import ctypes
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -96,10 +98,14 @@ def runtime(
     activations: Activations = "products",
 ) -> Runtime:
     """`auto`: a GPU if there is one, in bfloat16 and compiled there, in float32 and as it is on a CPU."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"train.device={device} is none of auto, cpu, cuda and cuda:0, cuda:1, …; set one of these")
     chosen = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
+        if (chosen.index or 0) >= (there := torch.cuda.device_count()):
+            raise ConfigError(f"train.device={device} but the last GPU here is cuda:{there - 1}; set one that there is")
         chosen = torch.device("cuda", chosen.index or 0)  # as tensors there say
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
@@ -146,6 +152,12 @@ def environment(run: Runtime) -> dict[str, Any]:
         "gpu": gpu,
         "precision": "float32" if run.autocast_to is None else str(run.autocast_to).removeprefix("torch."),
     }
+
+
+def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What `environment` found, as results state it."""
+    hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
+    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}
 
 
 def _checkout() -> dict[str, Any]:

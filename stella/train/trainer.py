@@ -18,6 +18,7 @@ from torch.nn.utils import get_total_norm
 
 from stella.clip import Batch
 from stella.data.stream import Stream
+from stella.errors import StellaError
 from stella.methods.base import Losses, Method
 from stella.model.compiling import compiled
 from stella.train.config import TrainConfig
@@ -105,6 +106,9 @@ class Trainer:
         self._rate.fill_(self._rate_now())
         with compiled(self.runtime.compile, self.config.activations):
             finite = self._compute(batches)
+        memory, clips = self.method.memory, sum(len(batch) for batch in batches)
+        if memory is not None and 0 < memory.offered <= clips:
+            memory.recount()  # the first clips: where their step was left out, there are none to draw
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True
@@ -177,9 +181,16 @@ class Trainer:
             "memory": None if memory is None else memory.state_dict(),
             "generators": {name: generator.get_state() for name, generator in self.method.generators.items()},
             "stream": self.stream.state_dict(),
+            "device": self.runtime.device.type,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        here, there = self.runtime.device.type, state.get("device", self.runtime.device.type)
+        if here != there:
+            raise StellaError(
+                f"this run was begun with train.device={there} and would go on with {here}, where random numbers are "
+                f"others; continue it where there is {there}, or start a new run from its weights"
+            )
         self.counters = Counters(**state["counters"])
         self.meter.load_state_dict(state["meter"])
         self.method.load_state_dict(state["method"])

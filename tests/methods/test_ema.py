@@ -271,7 +271,8 @@ def test_nothing_is_taught_while_the_memory_is_empty() -> None:
 def errors_of(one: Method, values: list[float], taken: Tensor = YES, first: int = 0) -> None:
     """A step after which the slow copy's losses are these."""
     b = batch(len(values), first)
-    keep = {"video": b.video, "audio": b.audio, "errors": torch.tensor(values, dtype=torch.float32)}
+    errors = torch.tensor(values, dtype=torch.float32)
+    keep = {"video": b.video, "audio": b.audio, "errors": errors, "enters": one.counts(errors)}
     one.after_step(b, Losses({}, keep), taken)
 
 
@@ -317,6 +318,15 @@ def test_memorys_clips_are_taught_by_the_copy(monkeypatch: pytest.MonkeyPatch) -
     _, z_a, z_v = naive(one.stable.model, calls[0], range(6, 11))
     expected = [(out.z_a[6 + i] - z_a[i]).square().mean() + (out.z_v[6 + i] - z_v[i]).square().mean() for i in range(5)]
     torch.testing.assert_close(part, 0.7 * sum(expected) / 5)
+
+
+def test_what_counts_in_full_may_be_remembered_also_where_a_step_has_several_batches() -> None:
+    """μ moves with the first of them, and the others were weighed before."""
+    one = method("esmer", clips=40, beta=0.5)
+    stream = Stream([("task1", Told(scenes("task1", 24)))], StreamConfig(batch_size=6, **SHAPES))
+    trainer = Trainer(one, stream, TrainConfig(lr=1e-3, accumulate=4), runtime("cpu"))
+    trainer.advance()
+    assert one.mean.isfinite() and len(one.memory) == 24
 
 
 ERRORS = [[1, 1, 1, 5], [2, 2, 2, 2], [1, 1.05, 1.95, 2], [1, 1, 1, 1, 1, 2.5], [3], [0.4, 9, 0.5, 8, 0.3, 1]]

@@ -83,6 +83,17 @@ def test_a_broken_one_is_put_aside_for_the_one_before(tmp_path: Path, damage: st
     assert sum(name.endswith(".pt") for name in files(tmp_path)) == 2
 
 
+def test_where_none_is_whole_nothing_begins_anew(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.load() is None
+    checkpoints.save(1, state(1)).write_bytes(b"torn")
+    for _ in range(2):  # the second time it is no longer among those that are looked for
+        with pytest.raises(StellaError, match=r"no checkpoint .* is whole \(step-00000001-.*\.broken\)"):
+            checkpoints.load()
+    checkpoints.save(2, state(2))
+    assert same(checkpoints.load(), state(2))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_a_kill_while_writing_leaves_the_one_before(
     tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch

@@ -29,8 +29,11 @@ from stella.report.page import write_page
 from stella.report.record import read_run
 from stella.train import run as run_module
 from stella.train.checkpoint import Checkpoints
+from stella.train.compare import row
 from stella.train.config import FREE, model_config, settle
-from stella.train.run import RunResult, build_method, pretrain, resume
+from stella.train.folder import RunFolder
+from stella.train.run import Run, RunResult, build_method, pretrain, resume
+from stella.train.runtime import Later, runtime
 from stella.train.trainer import Trainer
 
 QUIET = Console(file=io.StringIO())
@@ -223,9 +226,12 @@ def test_nine_steps_without_a_finite_loss_are_left_out_and_counted(
     assert [line["step"] for line in lines(tmp_path, "skip")] == list(range(3, 12))
 
 
+@pytest.mark.parametrize("later", [False, True])  # as on a GPU, where the host learns of it when it asks
 def test_ten_in_a_row_stop_the_run_with_a_checkpoint_and_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    later: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if later:
+        monkeypatch.setattr(Later, "known", False)
     with monkeypatch.context() as patch:
         spoil(patch, set(range(3, 100)))
         with pytest.raises(StellaError, match=r"10 steps in a row up to step 12 .*recon_v.*checkpoint is saved"):
@@ -234,6 +240,63 @@ def test_ten_in_a_row_stop_the_run_with_a_checkpoint_and_a_sentence(
     assert state is not None and state["trainer"]["counters"]["step"] == 12
     result = resume(tmp_path, console=QUIET)  # it was the loss, not the run
     assert result.finished and result.end["left_out_steps"] == 10
+
+
+def test_a_run_without_a_finite_loss_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, set(range(1, 10)))
+    with pytest.raises(StellaError, match="no step of this run had a finite loss"):
+        pretrain(quick("finetune"), tmp_path, console=QUIET)
+    assert not lines(tmp_path, "end")
+
+
+def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+) -> None:
+    stopped_early(tmp_path, monkeypatch, "train.checkpoint_minutes=0")
+    older, newest = sorted((tmp_path / "checkpoints").glob("*.pt"))
+    newest.write_bytes(b"torn")
+    said = io.StringIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_train_task", lambda self: self.stop._receive(signal.SIGTERM, None) or True)
+        resume(tmp_path, console=Console(file=said, width=200))
+    step = int(older.name.split("-")[1])
+    assert f"{newest.stem}.broken is broken and put aside; going on from step {step}" in said.getvalue()
+    for path in (tmp_path / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"torn")
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(StellaError, match=r"no checkpoint .* is whole"):
+        resume(tmp_path, console=QUIET)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_run_that_goes_on_elsewhere_says_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, said = run_module.environment(runtime("cpu")), io.StringIO()
+    monkeypatch.setattr(run_module, "environment", lambda _: facts | {"commit": "aaaa"})
+    stopped_early(tmp_path, monkeypatch)
+    monkeypatch.setattr(run_module, "environment", lambda _: facts | {"commit": "bbbb"})
+    assert resume(tmp_path, console=Console(file=said, width=200)).finished
+    assert "begun at commit aaaa on" in said.getvalue() and "goes on at commit bbbb on" in said.getvalue()
+    told = row("er", RunFolder(tmp_path))
+    assert told["commit"] == "aaaa + bbbb" and "+" not in told["hardware"]
+
+
+def test_a_signal_is_heeded_with_a_checkpoint_whenever_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = Run._stuck, 0
+
+    def between(self: Run) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # after this step has looked for a signal
+            self.stop._receive(signal.SIGTERM, None)
+        return plain(self)
+
+    monkeypatch.setattr(Run, "_stuck", between)
+    said = io.StringIO()
+    assert pretrain(quick("er"), tmp_path, console=Console(file=said, width=200)).exit_code == 128 + signal.SIGTERM
+    state = Checkpoints(tmp_path / "checkpoints").load()
+    assert state is not None and f"at step {state['trainer']['counters']['step']};" in said.getvalue()
 
 
 def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path, whole: Callable[[str], Path]) -> None:

@@ -51,6 +51,12 @@ def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() ->
         ("model.frames=8", r"model\.frames=8 but scenes have 4"),
         ("model.preset=huge", r"unknown model 'huge'"),
         ("model.image_size=50", r"image_size=50 must be a positive multiple"),
+        ("objective.mask_ratio=1.5", r"mask_ratio=1\.5 must lie between 0 and 1"),
+        ("objective.mask_ratio=nan", r"mask_ratio=nan must lie between 0 and 1"),
+        ("objective.tau=0", r"tau=0\.0 above 0"),
+        ("evaluate.batch=0", r"evaluate\.batch=0 must be at least 1"),
+        ("seed=-1", r"seed=-1 must be at least 0"),
+        ("seed=99999999999999999999", r"seed=99999999999999999999 .* below 2\^63"),
     ],
 )
 def test_what_cannot_be_is_told(override: str, told: str) -> None:
@@ -58,7 +64,13 @@ def test_what_cannot_be_is_told(override: str, told: str) -> None:
         settle(resolve(RunConfig, None, [override]))
 
 
-@pytest.mark.parametrize("values", [{"lr": 0.0}, {"beta1": 1.0}, {"accumulate": 0}, {"keep_checkpoints": 0}])
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"lr": 0.0}, {"lr": NAN}, {"weight_decay": NAN}, {"beta1": 1.0}, {"accumulate": 0}, {"keep_checkpoints": 0}],
+)
 def test_training_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=rf"{next(iter(values))}"):
         TrainConfig(**values)  # type: ignore[arg-type]
@@ -168,6 +180,15 @@ def test_a_comparison_with_a_changed_configuration_is_refused(tmp_path: Path, mo
         (["memory.clips=1000000000"], r"second: the rehearsal memory would take .* free"),
         (["memory.bytes=10"], r"second: the memory's size is given as clips=7 and bytes=10"),
         (["stream.size=64"], r"second: stream\.size=64 would have to be 32"),
+        (["method=stella", "args.keep_ratio=0.1"], r"second: keep_ratio keeps .* set it above 0\.2"),
+        (["method=stella_plus", "args.keep_ratio=-0.5"], r"second: keep_ratio=-0\.5 is a share"),
+        (["method=random", "args.keep_ratio=nan"], r"second: keep_ratio=nan is a share"),
+        (["method=stella", "args.avm_heads=5"], r"second: the matching module's heads=5 must divide"),
+        (["method=stella", "args.beta=nan"], r"second: beta=nan must be above 0"),
+        (["method=initial", "args.avm_heads=0"], r"second: the matching module's heads=0 must divide"),
+        (["objective.mask_ratio=0.99"], r"second: objective\.mask_ratio=0\.99 leaves none of"),
+        (["model.weights=nowhere"], r"second: nowhere cannot be read .* base-small, base-tiny"),
+        (["train.device=mps"], r"second: train\.device=mps is none of auto, cpu, cuda"),
     ],
 )
 def test_a_comparison_refuses_what_cannot_be_before_its_first_run(

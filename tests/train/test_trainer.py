@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.data.stream import Stream
+from stella.errors import StellaError
 from stella.methods import Losses, Method
 from stella.model import compiling
 from stella.train.config import RunConfig, settle
@@ -196,3 +197,34 @@ def test_the_seed_decides_the_initial_weights() -> None:
     first, again, other = (make(quick("stella", f"seed={seed}")).method for seed in (1, 1, 2))
     assert same(weights(first), weights(again))
     assert not same(weights(first), weights(other))
+
+
+def test_clips_of_a_first_step_that_was_left_out_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the memory counts what it is offered: nobody waits to hear whether the step was taken."""
+    trainer = make(quick("derpp"))
+    memory, loss = trainer.method.memory, trainer.method.loss
+    assert memory is not None
+    add, drawn = memory.add, []
+
+    def offered(ids: Tensor, taken: Tensor, **columns: Tensor) -> None:
+        before = memory.offered
+        add(ids, taken, **columns)
+        memory.offered = before + len(ids)
+
+    def spoilt(batch: Batch) -> Losses:
+        drawn.append(len(trainer.method.draw(batch) or ()))
+        losses = loss(batch)
+        return Losses({**losses.parts, "bad": losses.total * torch.nan}, losses.keep) if len(drawn) < 3 else losses
+
+    monkeypatch.setattr(memory, "add", offered)
+    monkeypatch.setattr(trainer.method, "loss", spoilt)
+    for _ in range(4):
+        trainer.advance()
+    assert drawn[:3] == [0, 0, 0] and drawn[3] > 0
+
+
+def test_a_state_of_another_kind_of_device_is_refused() -> None:
+    trainer = make(quick("er"))
+    trainer.advance()
+    with pytest.raises(StellaError, match=r"begun with train\.device=cuda and would go on with cpu"):
+        make(quick("er")).load_state_dict(trainer.state_dict() | {"device": "cuda"})
