@@ -95,8 +95,10 @@ def look(
     from stella.data.shards import Shards
     from stella.data.skipped import spell
     from stella.errors import ClipError
-    from stella.report.sheet import contact_sheet
+    from stella.report.sheet import SHEETS, contact_sheet
 
+    if out.suffix.lower() not in SHEETS:
+        raise StellaError(f"--out {out} must end in {', '.join(SHEETS)}: a contact sheet is a picture")
     shards = src.is_dir() and any(src.glob("shard-*.tar"))
     source: Folder | Shards = Shards(src) if shards else Folder(src)
     good, bad = [], []
@@ -216,7 +218,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, in a folder of the name.")] = Path("runs/reproduce"),
     results: Annotated[
         Path | None,
-        typer.Option("--from", help="Run nothing: show this results.csv, and write reproduce.md beside it."),
+        typer.Option("--from", help="Run nothing: show this results.csv, and write its table beside it."),
     ] = None,
 ) -> None:
     """Run one of the paper's comparisons, what is missing of it, and set it beside the paper's own figures."""
@@ -294,7 +296,7 @@ def evaluate(
     from stella.report.tables import recall_table
 
     found = evaluate_weights(model, *_apart(recipe, values), console=console)
-    console.print(recall_table(found, gallery_ceilings(found["data"])))
+    console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
 
 
 @app.command(rich_help_panel="Training")

@@ -223,12 +223,25 @@ def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
 
 def test_what_is_no_run_of_it_is_said(tmp_path: Path) -> None:
     assert "Not in this table: other" in shown("temperature", lines(("beta-0.1", 0, 1.0), ("other", 0, 1.0)), tmp_path)
-    with pytest.raises(StellaError, match="has no run of temperature, only other"):
+    with pytest.raises(StellaError, match="is not of temperature: it has other"):
         shown("temperature", lines(("other", 0, 1.0)), tmp_path)
     with pytest.raises(StellaError, match="original/er with seed 0 twice"):
         shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
     text = shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
     assert "The paper prints no numbers of this." in text and "paper (" not in text
+
+
+def test_a_table_of_another_comparison_is_left_alone(tmp_path: Path) -> None:
+    """Some variants of `why` have the names of some of table1's."""
+    results, quiet = Path(__file__).parents[1] / "results", Console(file=io.StringIO())
+    for name in ("results.csv", "reproduce.md"):
+        (tmp_path / name).write_bytes((results / "table1" / name).read_bytes())
+    with pytest.raises(StellaError, match=r"is not of why: it has .*original/cls_er"):
+        show("why", tmp_path / "results.csv", quiet)
+    (tmp_path / "some.csv").write_bytes((results / "why" / "results.csv").read_bytes())
+    show("why", tmp_path / "some.csv", quiet)
+    assert (tmp_path / "reproduce.md").read_bytes() == (results / "table1" / "reproduce.md").read_bytes()
+    assert (tmp_path / "some.md").read_text().startswith("# why")
 
 
 def test_committed_results_can_be_shown(tmp_path: Path) -> None:

@@ -118,7 +118,10 @@ class Packed:
 def read_header(root: Path) -> Header:
     path = root / "clips.json"
     if not path.is_file():
-        raise StellaError(f"{root} holds no packed clips; make such a folder with: stella pack {root} data.path=VIDEOS")
+        raise StellaError(
+            f"{root} holds no packed clips; make such a folder with:"
+            f" stella pack {root} data.source=folder data.path=VIDEOS"
+        )
     try:
         header = Header(**json.loads(path.read_text(encoding="utf-8")))
         fits = header.version == VERSION and len(header.ids) == len(header.names) == len(header.tasks) > 0

@@ -28,8 +28,9 @@ ONLY_TASK = "all"  # where there are no tasks
 class DataConfig:
     """Where clips come from. The model takes its sizes from here.
 
-    A folder's or shards' tasks are those of its labels, sorted by name, or one if it has none. Without `eval_path` up
-    to a tenth of each task's clips is set aside for evaluation. Packed clips are what was packed, of the sizes they
+    A folder's or shards' tasks are those of its labels, sorted by name, or one if it has none. Without `eval_path` a
+    tenth of each task's clips is set aside for evaluation, but of few clips ten or a third, and never more than
+    `eval_clips`. Packed clips are what was packed, of the sizes they
     were packed for.
     """
 
@@ -164,9 +165,10 @@ def _by_task(config: DataConfig, source: Folder | Shards | Packed) -> list[tuple
 def _set_aside(config: DataConfig, name: str, whole: Part) -> list[int]:
     if len(whole) < 10:
         raise StellaError(
-            f"task {name} has {len(whole)} clips, too few to set a tenth aside for evaluation; set data.eval_path"
+            f"task {name} has {len(whole)} clips, too few to set some aside for evaluation; set data.eval_path"
         )
-    return _draw(config, len(whole), min(config.eval_clips, len(whole) // 10))
+    aside = max(len(whole) // 10, min(10, len(whole) // 3))
+    return _draw(config, len(whole), min(config.eval_clips, aside))
 
 
 def _draw(config: DataConfig, total: int, count: int) -> list[int]:

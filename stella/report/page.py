@@ -15,7 +15,7 @@ from stella.report import plots
 from stella.report.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run, unlike
 from stella.report.style import CSS
 from stella.report.svg import SERIES
-from stella.report.tables import CEILINGS, DIRECTIONS
+from stella.report.tables import DIRECTIONS, spelt
 
 LISTED = 20  # skipped clips that are named
 CAPTIONS = {
@@ -85,22 +85,26 @@ def _table(groups: Sequence[Group], cues: Mapping[str, float] | None) -> str:
     """A and F, both directions and each, the best in bold; below, the cue audit."""
     heads = ("", "runs", "A ↑", "F ↓", *(f"{name}<br>{f}" for name in DIRECTIONS.values() for f in "AF"))
     columns = [[g.spread(*keys, f) for g in groups] for keys in ((), *((d,) for d in DIRECTIONS)) for f in "AF"]
-    contenders = [i for i, g in enumerate(groups) if g.spread("F").values]  # an upper bound wins nothing
+    alike = unlike([run for g in groups for run in g.runs]) is None
+    contenders = [i for i, g in enumerate(groups) if alike and g.spread("F").values]  # an upper bound wins nothing
     best = [_best(column, contenders, lowest=bool(i % 2)) for i, column in enumerate(columns)]
     rows = []
     for row, g in enumerate(groups):
         cells = (f"<td{' class=best' if row == best[i] else ''}>{c[row]}</td>" for i, c in enumerate(columns))
         rows.append(f"<tr><td>{_dot(row)}{escape(g.label)}</td><td>{_runs_done(g)}</td>{''.join(cells)}</tr>")
     audit = [
-        f"<tr><td>{name}</td><td></td><td>{cues[key]:.1f}</td><td colspan=5></td></tr>"
-        for key, name in CEILINGS.items()
-        if cues
+        f"<tr><td>{name}</td><td></td><td>{value:.1f}</td><td colspan=5></td></tr>"
+        for name, value in spelt(cues or {}).items()
     ]
     caption = (
         "A: mean of R@1, R@5 and R@10 over all tasks after the last one, in %; F: how far each task fell from its "
         "best, on average. Every query ranks the clips of all tasks, and ties count against the model."
         + (" Mean ± deviation over seeds." if any(len(g.finished) > 1 for g in groups) else "")
-        + (" Below the line: what perfect knowledge of one cue alone would give in this gallery." if cues else "")
+        + (
+            " Below the line: what chance or perfect knowledge of one cue alone would give in this gallery."
+            if cues
+            else ""
+        )
     )
     return (
         f"<div class=scroll><table><thead><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead>"

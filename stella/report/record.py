@@ -12,6 +12,7 @@ from stella.config import build
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError
 from stella.evaluate import forgetting
+from stella.evaluate.retrieval import KS
 from stella.methods import METHODS
 from stella.train.config import FREE
 from stella.train.folder import Line, RunFolder, read_lines
@@ -159,10 +160,13 @@ def experiment(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unlike(runs: Sequence[RunRecord]) -> str | None:
-    """A warning where runs of different methods differ in more than what a method brings with it."""
+    """A warning where runs are the same but for their folder, or where those of different methods differ in more than
+    what a method brings with it."""
+    found = [experiment(run.config) for run in runs]
+    if len(runs) > len({(repr(one), run.seed) for one, run in zip(found, runs, strict=True)}):
+        return "Some runs have the same configuration and the same seed, so a deviation over them is none over seeds"
     if len({run.method for run in runs}) < 2:
         return None
-    found = [experiment(run.config) for run in runs]
     own = ("method", "args.", "memory.")
     keys = [key for key in found[0] if not key.startswith(own) and any(one.get(key) != found[0][key] for one in found)]
     if not keys:
@@ -181,14 +185,20 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
-    """What one cue alone would give in these runs' gallery (the cue audit), if they all share one of scenes."""
-    galleries = [gallery_ceilings(run.config.get("data", {})) for run in runs if run.evaluations]
+    """What chance and, of scenes, one cue alone would give in these runs' gallery, if they all share one."""
+    seen = [run for run in runs if run.evaluations]
+    galleries = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
     return galleries[0] if galleries and all(gallery == galleries[0] for gallery in galleries) else None
 
 
-def gallery_ceilings(data: Mapping[str, Any]) -> dict[str, float] | None:
-    """The same for one configuration of data; None where it is not of scenes."""
-    return _audit(json.dumps(data, sort_keys=True))
+def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:
+    """The same for one configuration of data, with so many evaluation clips of each task; None where nothing is known.
+
+    The cue audit's of scenes; of others, chance."""
+    if (cues := _audit(json.dumps(data, sort_keys=True))) or not clips:
+        return cues
+    total = sum(clips)
+    return {"chance": 100 * sum(min(k, total) / total for k in KS) / len(KS)}
 
 
 @lru_cache(maxsize=16)

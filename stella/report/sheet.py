@@ -10,6 +10,8 @@ from torch import Tensor
 from stella.clip import SAMPLE_RATE, Clip
 from stella.media.fbank import fbank
 
+SHEETS = (".png", ".jpg", ".pdf", ".svg")
+
 
 def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor | None = None) -> None:
     """One row a clip: its frames with the sounding object outlined, its spectrogram with the events marked.

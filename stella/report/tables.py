@@ -37,8 +37,8 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
         table.add_row(group.label, str(done) if done == total else f"{done} of {total}", *map(str, figures))
     if ceilings:
         table.add_section()
-        for key, name in CEILINGS.items():
-            table.add_row(Text(name, style="dim"), "", Text(f"{ceilings[key]:.1f}", style="dim"))
+        for name, value in spelt(ceilings).items():
+            table.add_row(Text(name, style="dim"), "", Text(f"{value:.1f}", style="dim"))
     table.caption = "mean of R@1/5/10 in %, all tasks' clips as gallery; F: how far tasks fell from their best"
     table.caption_justify = "left"
     return table
@@ -59,7 +59,12 @@ def accuracy_table(run: RunRecord) -> Table:
 
 
 def spell_ceilings(ceilings: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {ceilings[key]:.1f}" for key, name in CEILINGS.items())
+    return ", ".join(f"{name} {value:.1f}" for name, value in spelt(ceilings).items())
+
+
+def spelt(ceilings: Mapping[str, float]) -> dict[str, float]:
+    """By their names, lowest first."""
+    return {name: ceilings[key] for key, name in CEILINGS.items() if key in ceilings}
 
 
 def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | None = None) -> Table:

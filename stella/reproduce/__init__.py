@@ -74,8 +74,8 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     """The table of a results.csv, also into reproduce.md beside it. Nothing but the CSV is needed."""
     recipe, results = load(name), Path(results)
     found, unknown = read_results(results, recipe.keys)
-    if not any(found.values()):
-        raise StellaError(f"{results} has no run of {name}, only {', '.join(unknown)}; give another file or name")
+    if len(unknown) > sum(map(bool, found.values())):
+        raise StellaError(f"{results} is not of {name}: it has {', '.join(unknown)}; give another file or name")
     if recipe.speed is not None:
         sheets = [speed_sheet(recipe, order, found) for order in recipe.orders]
     else:
@@ -86,7 +86,7 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     console.print(terminal(sheets))
     if unknown:
         console.print(f"Not in this table: {', '.join(unknown)}", highlight=False)
-    page = results.with_name("reproduce.md")
+    page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     page.write_text(markdown(name, sheets), encoding="utf-8")  # at once: processes side by side would share a .tmp
     console.print(f"{results}  and  {page}", highlight=False)
 

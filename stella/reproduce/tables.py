@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stella.report.tables import CEILINGS
+from stella.report.tables import spelt
 from stella.reproduce import paper
 from stella.reproduce.paper import Row, spell
 from stella.reproduce.recipe import Recipe
@@ -52,7 +52,7 @@ def learning_sheet(
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
         rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
     below = ["", *("" for _ in columns)]
-    cues = [[name, "", f"{ceilings[key]:.1f}", *below] for key, name in CEILINGS.items()] if ceilings else []
+    cues = [[name, "", f"{value:.1f}", *below] for name, value in spelt(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])

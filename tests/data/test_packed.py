@@ -372,8 +372,8 @@ def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path)
     config = DataConfig(source="packed", path=str(tmp_path / "p"), pixels=999)
     assert (sizes(config).pixels, sizes(config).spec_frames, sizes(config).frames) == (16, 24, 2)
     train, evaluate = train_tasks(config), eval_tasks(config)
-    assert [(name, len(s)) for name, s in train] == [("a", 9), ("b", 18)]
-    assert [(name, len(s)) for name, s in evaluate] == [("a", 1), ("b", 2)]
+    assert [(name, len(s)) for name, s in train] == [("a", 7), ("b", 14)]
+    assert [(name, len(s)) for name, s in evaluate] == [("a", 3), ("b", 6)]
     assert all(isinstance(s, ArraySource) for _, s in (*train, *evaluate))
     ids = {s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}
     assert len(ids) == 30

@@ -11,7 +11,7 @@ from stella.data.scenes import Scenes
 from stella.data.scenes.audit import audit
 from stella.errors import StellaError
 from stella.evaluate.forgetting import summary
-from stella.report.record import Group, Spread, ceilings, flatten, group, read_run, unlike
+from stella.report.record import Group, Spread, ceilings, flatten, gallery_ceilings, group, read_run, unlike
 from stella.report.tables import accuracy_table
 
 
@@ -146,11 +146,23 @@ def test_ceilings_are_the_audit_of_the_evaluation_clips(tmp_path: Path) -> None:
     assert ceilings([run]) == audit({task: Scenes(task, "eval", 24) for task in run.tasks})["mixed"]
 
 
+def test_one_run_twice_is_told(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name)) for name in ("one", "two")]
+    assert unlike(runs[:1]) is None
+    assert "the same configuration and the same seed" in str(unlike(runs))
+
+
 def test_runs_on_other_data_share_no_ceilings(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / "one")), read_run(write_run(tmp_path / "two", tasks=("task1", "task2")))]
     assert ceilings(runs) is None
     runs[0].config["data"] |= {"source": "folder", "path": "videos"}
-    assert ceilings(runs[:1]) is None
+    assert ceilings(runs[:1]) == {"chance": pytest.approx(100 / 18)}  # of 96 clips: (1 + 5 + 10) / 3 of 96
+
+
+@pytest.mark.parametrize(("clips", "chance"), [([10], (10 + 50 + 100) / 3), ([1], 100), ([2, 2], (25 + 100 + 100) / 3)])
+def test_chance_is_known_of_any_gallery(clips: list[int], chance: float) -> None:
+    assert gallery_ceilings({"source": "folder", "path": "videos"}, clips) == {"chance": pytest.approx(chance)}
+    assert gallery_ceilings({"source": "folder", "path": "videos"}) is None
 
 
 def test_flatten_names_every_leaf() -> None:

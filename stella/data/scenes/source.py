@@ -50,6 +50,8 @@ class Scenes:
             raise ConfigError(f"unknown scenes size {size!r}; choose one of {', '.join(SIZES)}")
         if task not in (*TASKS, "base"):
             raise ConfigError(f"unknown scenes task {task!r}; choose base or one of {', '.join(TASKS)}")
+        if split not in ("train", "eval"):
+            raise ConfigError(f"unknown split {split!r} of scenes; choose train or eval")
         if length < 1:
             raise ConfigError(f"scenes need at least one clip, not {length}")
         self.task, self.split, self.size, self.seed = task, split, SIZES[size], seed
