@@ -104,7 +104,7 @@ def runtime(
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"train.device={device} but no GPU can be used here; set train.device=auto")
-        if (chosen.index or 0) >= (there := torch.cuda.device_count()):
+        if chosen.index and chosen.index >= (there := torch.cuda.device_count()):
             raise ConfigError(f"train.device={device} but the last GPU here is cuda:{there - 1}; set one that there is")
         chosen = torch.device("cuda", chosen.index or 0)  # as tensors there say
     if chosen.type == "cpu" and precision == "bfloat16":

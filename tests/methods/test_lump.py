@@ -42,7 +42,8 @@ def test_each_clip_is_mixed_with_a_drawn_one_by_one_weight(
     assert (len(a.values), len(v.values)) == (now, now)
     for i in range(now):
         with_ = first[slots[i % len(slots)].view(1)]
-        audio = model.patches_a(second.audio[i : i + 1]).values[0], model.patches_a(with_.audio.half()).values[0]
+        pair = second.audio[i : i + 1], with_.audio.half().float()
+        audio = (model.patches_a(x).values[0] for x in pair)
         video = (model.patches_v(model.normalise(x)).values[0] for x in (second.video[i : i + 1], with_.video))
         assert weight(a.values[i], *audio) == pytest.approx(expected, abs=1e-4)
         assert weight(v.values[i], *video) == pytest.approx(expected, abs=1e-4)
@@ -57,7 +58,7 @@ def test_the_loss_is_that_of_the_mixtures() -> None:
     mix, masks = beta(2.0, one.generators["mix"].clone_state()), one.generators["mask"].get_state()
     parts = one.loss(second).parts
     one.generators["mask"].set_state(masks)
-    audio = mix * second.audio + (1 - mix) * held.audio.half()
+    audio = mix * second.audio + (1 - mix) * held.audio.half().float()
     video = mix * one.model.normalise(second.video) + (1 - mix) * one.model.normalise(held.video)
     expected = one.parts(one.pretrain(one.model.patches_a(audio), one.model.patches_v(video)))
     torch.testing.assert_close(parts, expected)
