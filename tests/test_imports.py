@@ -1,5 +1,6 @@
 """The package on a machine that has torch and little else: everything imports, scenes render, a step trains."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -64,3 +65,14 @@ def test_a_missing_package_names_its_remedy() -> None:
     with pytest.raises(MissingExtraError, match="pip install no_such_module_xyz"):
         require("no_such_module_xyz.part")
     assert require("json").__name__ == "json"
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_how_threads_wait_is_the_users_to_say(given: dict[str, str], spins: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    script = "import os, stella; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", script], env=kept | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == spins

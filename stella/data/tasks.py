@@ -30,8 +30,7 @@ class DataConfig:
 
     A folder's or shards' tasks are those of its labels, sorted by name, or one if it has none. Without `eval_path` a
     tenth of each task's clips is set aside for evaluation, but of few clips ten or a third, and never more than
-    `eval_clips`. Packed clips are what was packed, of the sizes they
-    were packed for.
+    `eval_clips`. Packed clips are what was packed, of the sizes they were packed for.
     """
 
     source: Literal["scenes", "folder", "shards", "packed"] = "scenes"

@@ -60,7 +60,8 @@ def _header(records: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     facts = [_count(len(records), "run"), _count(len(groups), "experiment")]
     facts += [_count(n, "task") for n in tasks if len(tasks) == 1]
     facts += [f"gallery of {n:,} clips" for n in gallery if len(gallery) == 1]
-    commits = sorted({str(run.environment["commit"])[:10] for run in records if run.environment.get("commit")})
+    places = [place for run in records for place in (*run.environment.get("earlier", ()), run.environment)]
+    commits = sorted({str(place["commit"])[:10] for place in places if place.get("commit")})
     facts += [f"commit {', '.join(commits)}"] if commits else []
     machines = sorted({_machine(run) for run in records} - {""})
     facts += machines if len(machines) == 1 else []
@@ -227,7 +228,10 @@ def _configuration(g: Group) -> str:
     for key in keys:
         values = list(dict.fromkeys(str(flat.get(key)) for flat in flats))
         rows.append(f"<tr><td>{escape(key)}</td><td>{escape(', '.join(values))}</td></tr>")
-    for key, value in g.runs[0].environment.items():
+    facts = dict(g.runs[0].environment)
+    for number, place in enumerate(facts.pop("earlier", ()), 1):
+        facts |= {f"earlier {number}: {key}": place.get(key) for key in ("commit", "gpu", "processor")}
+    for key, value in facts.items():
         rows.append(f"<tr><td>{escape(key)}</td><td>{escape(str(value))}</td></tr>")
     return (
         f'<details class="config"><summary>Configuration and environment</summary><table><tbody>{"".join(rows)}'

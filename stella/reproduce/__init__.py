@@ -71,7 +71,7 @@ def listing() -> Table:
 
 
 def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
-    """The table of a results.csv, also into reproduce.md beside it. Nothing but the CSV is needed."""
+    """The table of a results.csv, also into reproduce.md beside it (of X.csv into X.md). Only the CSV is needed."""
     recipe, results = load(name), Path(results)
     found, unknown = read_results(results, recipe.keys)
     if len(unknown) > sum(map(bool, found.values())):

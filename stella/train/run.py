@@ -346,9 +346,10 @@ def _with_earlier(facts: Line, folder: RunFolder) -> Line:
     if not folder.environment.exists():
         return facts
     before = read_json(folder.environment)
-    earlier = [*before.pop("earlier", []), before]
-    others = [each for each in earlier if _where(each) != _where(facts)]
-    return facts | {"earlier": others} if others else facts
+    earlier = before.pop("earlier", [])
+    if _where(before) != _where(facts):
+        earlier = [*earlier, before]
+    return facts | {"earlier": earlier} if earlier else facts
 
 
 def _where(facts: Line) -> str:

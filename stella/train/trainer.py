@@ -101,12 +101,12 @@ class Trainer:
         batches = list(self._next_batches())
         if not batches:
             return False
+        clips, memory = sum(len(batch) for batch in batches), self.method.memory
         self.counters.step += 1
-        self.counters.clips += sum(len(batch) for batch in batches)
+        self.counters.clips += clips
         self._rate.fill_(self._rate_now())
         with compiled(self.runtime.compile, self.config.activations):
             finite = self._compute(batches)
-        memory, clips = self.method.memory, sum(len(batch) for batch in batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # the first clips: where their step was left out, there are none to draw
         self._unsettled.append((self.counters.step, Later(finite)))
@@ -189,7 +189,7 @@ class Trainer:
         if here != there:
             raise StellaError(
                 f"this run was begun with train.device={there} and would go on with {here}, where random numbers are "
-                f"others; continue it where there is {there}, or start a new run from its weights"
+                f"others; continue it where there is {there}, or start a new run"
             )
         self.counters = Counters(**state["counters"])
         self.meter.load_state_dict(state["meter"])

@@ -278,6 +278,10 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_was(tmp_path: Path, monkeypa
     assert "begun at commit aaaa on" in said.getvalue() and "goes on at commit bbbb on" in said.getvalue()
     told = row("er", RunFolder(tmp_path))
     assert told["commit"] == "aaaa + bbbb" and "+" not in told["hardware"]
+    page = write_page([tmp_path], tmp_path / "page.html").read_text()
+    assert "commit aaaa, bbbb" in page and "earlier 1: commit" in page
+    back = run_module._with_earlier(facts | {"commit": "aaaa"}, RunFolder(tmp_path))
+    assert [each["commit"] for each in back["earlier"]] == ["aaaa", "bbbb"]  # in their order, also on the way back
 
 
 def test_a_signal_is_heeded_with_a_checkpoint_whenever_it_comes(
