@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from stella.clip import Source
 from stella.data.folder import Folder
 from stella.data.prepare import prepare
 from stella.data.shards import Shards
-from stella.data.source import Source
 from stella.data.stream import Stream, StreamConfig
 from stella.media.decode import Plan, decode
 

@@ -20,14 +20,15 @@ from stella.clip import Batch
 from stella.config import resolve
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig
+from stella.fast.compile import compiled
 from stella.methods.gmed import GMEDConfig
 from stella.methods.virtual import LooksAhead, Weights
 from stella.model.cav import Split
-from stella.model.compiling import compiled
 from stella.model.linear import exact_products
-from stella.train.config import RunConfig
-from stella.train.run import build_method
-from stella.train.runtime import Clock, environment, runtime
+from stella.runs.build import build_method
+from stella.runs.config import RunConfig
+from stella.runs.environment import environment
+from stella.train.device import Clock, runtime
 
 LR = 1e-4
 DEVICE = runtime().device

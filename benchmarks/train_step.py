@@ -23,8 +23,8 @@ from stella.bench.turns import Turn, one_after_the_other
 from stella.clip import Clip
 from stella.config import resolve
 from stella.data.pack import pack
-from stella.train.config import RunConfig, machine
-from stella.train.runtime import environment
+from stella.runs.config import RunConfig, machine
+from stella.runs.environment import environment
 
 PACKED_CLIPS = 960
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,3 +62,58 @@ class Batch:
             torch.cat([b.audio for b in batches]),
             torch.cat([b.ids for b in batches]),
         )
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Clips by position. `source[i]` is always the same clip, or raises `ClipError`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Clip: ...
+
+
+@runtime_checkable
+class BatchSource(Source, Protocol):
+    """A source that makes many clips at once faster than one by one, on any device."""
+
+    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Frames uint8 [B, T, 3, H, W] and waveforms float32 [B, S] of these clips."""
+        ...
+
+
+@runtime_checkable
+class ArraySource(BatchSource, Protocol):
+    """A batch source that only copies what lies ready: it runs in the stream's own process whatever `workers` says."""
+
+    def lengths(self, indices: Sequence[int]) -> Tensor:
+        """How many samples of each clip's waveform count, int64 [B]; the others are padding."""
+        ...
+
+    def expect(self, indices: Sequence[int], device: torch.device | str = "cpu") -> None:
+        """Begin to read what `tensors` will be asked for next."""
+        ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A source that knows labels without decoding."""
+
+    def labels(self, index: int) -> Labels: ...
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A source that can say where a clip lies."""
+
+    def place(self, index: int) -> str: ...
+
+
+def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
+    """The labels of these clips, for evaluation: for the batches of `evaluation_batches`, those of `batch.ids`."""
+    which = [int(index) for index in indices]
+    return [source.labels(i) if isinstance(source, Labelled) else source[i].labels for i in which]
+
+
+def place_of(source: Source, index: int) -> str:
+    return source.place(index) if isinstance(source, Located) else f"clip {index}"

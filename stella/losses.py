@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.model.compiling import compilable
+from stella.fast.compile import compilable
 
 
 @compilable

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ConfigError
-from stella.model.compiling import compilable, is_compiled
+from stella.fast.compile import compilable, is_compiled
 
 
 def kappa(length: int, keep_ratio: float) -> int:
@@ -43,7 +43,7 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
     if q.is_cuda and is_compiled():
-        from stella.model import kernels
+        from stella.fast import kernels
 
         if kernels.fits(q.shape[-1]):
             return kernels.attention_column_means(q, k, scale)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stella.model.compiling import compilable, compiled
+from stella.fast.compile import compilable, compiled
 from stella.model.linear import Linear, Product, exact_products, halves, product
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -19,7 +19,7 @@ from stella import selection
 from stella.errors import ConfigError
 from stella.rng import generator
 
-GOLDEN = Path(os.environ.get("STELLA_GOLDEN", Path(__file__).parents[2] / "shared/golden/tiny"))
+GOLDEN = Path(os.environ.get("STELLA_GOLDEN", Path(__file__).parent / "data/golden/tiny"))
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden tensors at {GOLDEN}")
 seeds = st.integers(0, 2**31)
 quick = settings(max_examples=40, deadline=None)

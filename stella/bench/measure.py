@@ -20,8 +20,8 @@ from stella.bench.rows import Row
 from stella.bench.stages import stages_ms
 from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_draws, step_times
 from stella.bench.turns import one_after_the_other
-from stella.train.config import RunConfig
-from stella.train.runtime import Clock
+from stella.runs.config import RunConfig
+from stella.train.device import Clock
 from stella.train.trainer import Trainer
 
 

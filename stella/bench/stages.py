@@ -10,8 +10,8 @@ from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws
 from stella.methods import initial
 from stella.methods import stella as stepped
 from stella.model.cav import CAV
-from stella.train.config import RunConfig
-from stella.train.runtime import Clock
+from stella.runs.config import RunConfig
+from stella.train.device import Clock
 
 STAGES = {  # of what is called on the method in a step
     **dict.fromkeys(("draw", "after_step", "follow"), "memory"),

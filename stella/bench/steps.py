@@ -14,9 +14,9 @@ from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError, StellaError
 from stella.model.cav import CAVConfig
 from stella.rng import generator
-from stella.train.config import RunConfig, machine, model_config
-from stella.train.run import build_method
-from stella.train.runtime import Clock
+from stella.runs.build import build_method
+from stella.runs.config import RunConfig, machine, model_config
+from stella.train.device import Clock
 from stella.train.trainer import Trainer
 
 WARM_UPS = 6  # steps of settled shapes until they are compiled and recorded

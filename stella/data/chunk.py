@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stella.clip import Batch, Clip, send
-from stella.data.pool import Tick
-from stella.data.source import ArraySource, BatchSource, Source
+from stella.clip import ArraySource, Batch, BatchSource, Clip, Source, send
+from stella.data.workers import Tick
 from stella.errors import ClipError, StellaError
 from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank

@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.clip import Clip
+from stella.clip import Clip, Source
 from stella.data.chunk import Chunk, Job, Maker
 from stella.data.packed import FRAMES, LENGTHS, SCALE, VERSION, WAVEFORMS, Header
-from stella.data.pool import Tick
 from stella.data.prepare import Summary, alone, progress_bar
 from stella.data.skipped import Skipped, spell
-from stella.data.source import Source
 from stella.data.stream import Stream, StreamConfig
+from stella.data.workers import Tick
 from stella.errors import ClipError, StellaError
 from stella.media.fbank import LENGTH, SHIFT
 

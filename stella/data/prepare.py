@@ -21,9 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stella.clip import SAMPLE_RATE, Labels
 from stella.config import differences
 from stella.data.folder import find_videos, folder_labels, read_labels
-from stella.data.pool import Done, Lost, Pool, Tick
 from stella.data.shards import ShardWriter, pack
 from stella.data.skipped import Skipped, spell
+from stella.data.workers import Done, Lost, Pool, Tick
 from stella.errors import ClipError, StellaError
 from stella.media.decode import probe, read_window
 

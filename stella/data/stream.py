@@ -9,17 +9,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from stella.clip import Batch, Labels
+from stella.clip import ArraySource, Batch, BatchSource, Source, place_of
 from stella.config import differences
 from stella.data.chunk import Chunk, Held, Job, Maker, Position
-from stella.data.pool import Done, Lost, Pool
 from stella.data.skipped import Skipped, spell
-from stella.data.source import ArraySource, BatchSource, Source
+from stella.data.workers import Done, Lost, Pool
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.rng import generator
 
@@ -286,27 +284,3 @@ def evaluation_batches(
         yield from stream
     finally:
         stream.close()
-
-
-@runtime_checkable
-class Labelled(Protocol):
-    """A source that knows labels without decoding."""
-
-    def labels(self, index: int) -> Labels: ...
-
-
-@runtime_checkable
-class Located(Protocol):
-    """A source that can say where a clip lies."""
-
-    def place(self, index: int) -> str: ...
-
-
-def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
-    """The labels of these clips, for evaluation: for the batches of `evaluation_batches`, those of `batch.ids`."""
-    which = [int(index) for index in indices]
-    return [source.labels(i) if isinstance(source, Labelled) else source[i].labels for i in which]
-
-
-def place_of(source: Source, index: int) -> str:
-    return source.place(index) if isinstance(source, Located) else f"clip {index}"

@@ -9,13 +9,12 @@ from typing import Literal
 
 import torch
 
-from stella.data.cached import Cached
+from stella.clip import Source
 from stella.data.folder import Folder
 from stella.data.packed import Packed, read_header
-from stella.data.part import Part, part
 from stella.data.scenes import SIZES, TASKS, Scenes
 from stella.data.shards import Shards
-from stella.data.source import Source
+from stella.data.views import Cached, Part, part
 from stella.errors import ConfigError, StellaError
 from stella.media.decode import Plan
 from stella.rng import generator

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from stella.clip import Source
 from stella.data.skipped import Skipped
-from stella.data.source import Source
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
 from stella.evaluate.matching import evaluate_matching, some_of

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stella.clip import Labels
-from stella.data.part import part
-from stella.data.source import Source
-from stella.data.stream import StreamConfig, evaluation_batches, labels_of
+from stella.clip import Labels, Source, labels_of
+from stella.data.stream import StreamConfig, evaluation_batches
+from stella.data.views import part
 from stella.evaluate.retrieval import Autocast
 from stella.media.augment import center_crop
 from stella.model.avm import AVM, Pairs, match, score

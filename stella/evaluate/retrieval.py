@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stella.clip import Source
 from stella.data.skipped import Skipped
-from stella.data.source import Source
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import StellaError
 from stella.model.cav import CAV

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stella import losses
 from stella.errors import ConfigError
+from stella.fast.compile import compilable, lean
 from stella.model.cav import CAV, Patches
-from stella.model.compiling import compilable, lean
 from stella.model.vit import init_linear
 
 

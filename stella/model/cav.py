@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stella import selection
 from stella.errors import ConfigError
-from stella.model.compiling import compilable
+from stella.fast.compile import compilable
 from stella.model.linear import Linear
 from stella.model.vit import Block, Fusion, between_blocks, chain, init_linear, patchify_a, patchify_v, sincos_2d
 

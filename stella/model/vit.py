@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stella.model.compiling import compilable, lean
+from stella.fast.compile import compilable, lean
 from stella.model.linear import Linear
 
 

@@ -12,10 +12,10 @@ from stella.errors import StellaError
 from stella.evaluate.forgetting import Accuracy, mean_accuracy
 from stella.evaluate.retrieval import KS
 from stella.report import plots
-from stella.report.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run, unlike
 from stella.report.style import CSS
 from stella.report.svg import SERIES
 from stella.report.tables import DIRECTIONS, spelt
+from stella.runs.record import Group, RunRecord, Spread, ceilings, flatten, group, read_run, unlike
 
 LISTED = 20  # skipped clips that are named
 CAPTIONS = {

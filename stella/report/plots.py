@@ -8,9 +8,9 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from stella.evaluate.forgetting import mean_accuracy
-from stella.report.record import Group, RunRecord
 from stella.report.svg import FAINT, GRID, INK, MARKERS, PAPER, RAMP, SERIES, STYLES, new_figure, styled, to_svg
 from stella.report.tables import CEILINGS
+from stella.runs.record import Group, RunRecord
 
 POINTS = 240  # of a curve, at most
 Floats = NDArray[np.float64]

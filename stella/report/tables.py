@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stella.data.skipped import spell
 from stella.evaluate.forgetting import mean_accuracy
-from stella.report.record import Group, RunRecord
+from stella.runs.record import Group, RunRecord
 
 DIRECTIONS = {"a2v": "audio → video", "v2a": "video → audio"}
 CEILINGS = {

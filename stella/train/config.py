@@ -1,33 +1,10 @@
-"""The configuration of a run: everything that its result depends on."""
+"""How a method is trained."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
-from stella.data.stream import StreamConfig
-from stella.data.tasks import DataConfig, sizes
 from stella.errors import ConfigError
-from stella.methods.base import MemoryConfig, ObjectiveConfig
-from stella.model.cav import CAVConfig, preset
-from stella.model.compiling import Activations
-from stella.train.runtime import Compile, Precision, Runtime, runtime
-
-# What may change between a stop and a resume, because no result depends on it (on compiling, no more than rounding).
-FREE = (
-    *("stream.workers", "stream.prefetch", "stream.time_limit", "data.cache"),
-    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
-    *("train.graph", "train.compile", "train.activations"),
-)
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A preset; sizes that are none are the data's."""
-
-    preset: str = "tiny"
-    weights: str | None = None  # a file of initial weights, in any format that `stella weights` knows
-    image_size: int | None = None
-    spec_frames: int | None = None
-    frames: int | None = None
+from stella.fast.compile import Activations
+from stella.train.device import Compile, Precision
 
 
 @dataclass(frozen=True)
@@ -63,69 +40,3 @@ class TrainConfig:
                 f"train.lr={self.lr} must be above 0, beta1={self.beta1} and beta2={self.beta2} in 0…1 and "
                 f"weight_decay={self.weight_decay} not below 0"
             )
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    batch: int = 64
-
-    def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ConfigError(f"evaluate.batch={self.batch} must be at least 1")
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    seed: int = 0  # of initial weights, order, augmentation, masks and memory; the data have their own
-    method: str = "stella"
-    args: dict[str, Any] = field(default_factory=dict)  # the method's own hyper-parameters
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    stream: StreamConfig = field(default_factory=StreamConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} must be at least 0 and below 2^63")
-
-
-def settle(config: RunConfig) -> RunConfig:
-    """The configuration with everything that follows from something else filled in: sizes, and the stream's seed."""
-    from_data, m = sizes(config.data), config.model
-    if config.data.source == "scenes" and m.frames not in (None, from_data.frames):
-        raise ConfigError(f"model.frames={m.frames} but scenes have {from_data.frames} frames; leave model.frames out")
-    model = replace(
-        m,
-        image_size=from_data.pixels if m.image_size is None else m.image_size,
-        spec_frames=from_data.spec_frames if m.spec_frames is None else m.spec_frames,
-        frames=from_data.frames if m.frames is None else m.frames,
-    )
-    sized = replace(config, model=model)
-    c = model_config(sized)
-    follows: dict[str, Any] = {
-        "size": c.image_size,
-        "spec_frames": c.spec_frames,
-        "mels": c.mel_bins,
-        "seed": config.seed,
-    }
-    for name, value in follows.items():
-        given = getattr(config.stream, name)
-        if given not in (value, getattr(StreamConfig, name)):
-            cause = "seed" if name == "seed" else "the model's and the data's sizes"
-            raise ConfigError(f"stream.{name}={given} would have to be {value}: leave it out, it follows from {cause}")
-    # A file can hang in its decoder, which only another process can end.
-    workers = config.stream.workers if config.data.source == "scenes" else max(1, config.stream.workers)
-    return replace(sized, stream=replace(config.stream, workers=workers, **follows))
-
-
-def model_config(config: RunConfig) -> CAVConfig:
-    m = config.model
-    given = {"image_size": m.image_size, "spec_frames": m.spec_frames, "frames": m.frames}
-    return preset(m.preset, **{name: value for name, value in given.items() if value is not None})
-
-
-def machine(train: TrainConfig) -> Runtime:
-    return runtime(train.device, train.precision, train.compile, train.activations)

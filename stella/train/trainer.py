@@ -19,11 +19,12 @@ from torch.nn.utils import get_total_norm
 from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
+from stella.fast.allocator import keep_freed_memory
+from stella.fast.compile import compiled
+from stella.fast.graphs import Compute, Graphs
 from stella.methods.base import Losses, Method
-from stella.model.compiling import compiled
 from stella.train.config import TrainConfig
-from stella.train.graph import Compute, Graphs
-from stella.train.runtime import Later, Runtime, keep_freed_memory
+from stella.train.device import Later, Runtime
 
 
 @dataclass

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from stella.clip import Labels
+from stella.clip import Labels, Source
 from stella.data.folder import Folder
-from stella.data.source import Source
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan
 

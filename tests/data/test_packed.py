@@ -22,22 +22,20 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.clip import Batch, Clip, Labels
+from stella.clip import ArraySource, Batch, Clip, Labels
 from stella.config import resolve
-from stella.data.cached import join
 from stella.data.pack import pack
 from stella.data.packed import AHEAD, Packed
-from stella.data.part import part
 from stella.data.prepare import alone
 from stella.data.scenes import Scenes
-from stella.data.source import ArraySource
 from stella.data.stream import Stream, StreamConfig, evaluation_batches
 from stella.data.tasks import DataConfig, all_tasks, eval_tasks, sizes, train_tasks
+from stella.data.views import join, part
 from stella.errors import ClipError, StellaError
 from stella.media.fbank import MEAN, STD
 from stella.methods.finetune import Finetune
-from stella.train.config import RunConfig
-from stella.train.run import pretrain, resume
+from stella.runs.config import RunConfig
+from stella.runs.loop import pretrain, resume
 from stella.train.trainer import Trainer
 
 CONFIG = StreamConfig(batch_size=4, epochs=2, size=16, spec_frames=24, mels=8, seed=3)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from stella.data import pool, prepare
+from stella.data import prepare
+from stella.data import workers as pool
 from stella.data.folder import Folder
 from stella.data.shards import Shards, scan
 from stella.errors import StellaError

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stella.clip import SAMPLE_RATE, Clip
+from stella.clip import SAMPLE_RATE, BatchSource, Clip
 from stella.data.scenes import SIZES, TASKS, Scenes, classes
 from stella.data.scenes.audit import _mean_recall, audit
 from stella.data.scenes.classes import ACTIONS, AUDIBLE, MOVED_BY, SHAPES, TEXTURES, TIMBRES, VISIBLE
@@ -16,7 +16,6 @@ from stella.data.scenes.draw import EASY, HARD, PATTERNS, SLOTS, draw
 from stella.data.scenes.export import FPS, export
 from stella.data.scenes.picture import pictures
 from stella.data.scenes.sound import waveforms
-from stella.data.source import BatchSource
 from stella.errors import ConfigError
 from stella.media.decode import Plan, decode
 from stella.media.fbank import fbank

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stella.clip import Labels
+from stella.clip import Labels, Source
 from stella.data.shards import END_OF_TAR, Shards, ShardWriter, pack, scan
-from stella.data.source import Source
 from stella.errors import ClipError, StellaError
 
 pytest.importorskip("av")

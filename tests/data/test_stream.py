@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stella.clip import Batch, Clip, Labels
+from stella.clip import Batch, BatchSource, Clip, Labels, labels_of
 from stella.data.skipped import Skipped
-from stella.data.source import BatchSource
-from stella.data.stream import Stream, StreamConfig, evaluation_batches, labels_of
+from stella.data.stream import Stream, StreamConfig, evaluation_batches
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.media.augment import center_crop
 from stella.media.fbank import fbank

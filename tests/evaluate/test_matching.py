@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stella.clip import Clip, Labels
+from stella.clip import BatchSource, Clip, Labels
 from stella.data.scenes import Scenes
-from stella.data.source import BatchSource
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks

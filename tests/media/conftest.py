@@ -2,7 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from media_files import CLIPS, write
+from helpers.media_files import CLIPS, write
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from media_files import level_frame, tone, write
+from helpers.media_files import level_frame, tone, write
 
 from stella.errors import ClipError, MissingExtraError
 from stella.media.decode import Plan, decode, probe

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from media_files import level_frame, tone, write
+from helpers.media_files import level_frame, tone, write
 
 from stella.data.folder import Folder
 from stella.data.skipped import Skipped

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from av.video.reformatter import Interpolation
-from media_files import level_frame, tone, write
+from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError

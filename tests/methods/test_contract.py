@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from example import DOCS, EXAMPLE, EXAMPLE_NAME, example
-from method_scenes import Told, advance, held_out, scenes, trainer
-from method_toys import ALL_ENTER, TOY, YES, assert_same_weights, batch, batches, method, optimiser, step, train
+from helpers.example import DOCS, EXAMPLE, EXAMPLE_NAME, example
+from helpers.method_scenes import Told, advance, held_out, scenes, trainer
+from helpers.method_toys import ALL_ENTER, TOY, YES, assert_same_weights, batch, batches, method, optimiser, step, train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
@@ -78,11 +78,11 @@ def test_the_documentation_tells_of_them_as_they_are() -> None:
 def test_a_new_method_needs_no_change_of_other_tests() -> None:
     """All others that go through the registry, run with the example in it: recipes, curves, runs, commands, pages."""
     here = Path(__file__).parent
-    places = [here.parent / place for place in ("test_recipes.py", "test_cli.py", "report", "train")]
+    places = [here.parent / place for place in ("experiments/test_recipes.py", "cli", "report", "runs", "train")]
     chosen = ["-k", f"{EXAMPLE_NAME} or methods or main_comparison", "-m", "not slow"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "example", "-p", "no:cacheprovider", *map(str, places), *chosen],
-        env=os.environ | {"PYTHONPATH": str(here)},
+        [sys.executable, "-m", "pytest", "-p", "helpers.example", "-p", "no:cacheprovider", *map(str, places), *chosen],
+        env=os.environ | {"PYTHONPATH": str(here.parent)},
         capture_output=True,
         text=True,
     )

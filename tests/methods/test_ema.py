@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from method_scenes import SHAPES, Told, scenes
-from method_toys import YES, assert_same_weights, batch, batches, method, optimiser, step, train
+from helpers.method_scenes import SHAPES, Told, scenes
+from helpers.method_toys import YES, assert_same_weights, batch, batches, method, optimiser, step, train
 from torch import Tensor, nn
 
 from stella import losses
@@ -18,7 +18,7 @@ from stella.methods.ema import Average
 from stella.methods.esmer import usual
 from stella.model.cav import CAV, Patches, Split
 from stella.train.config import TrainConfig
-from stella.train.runtime import runtime
+from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
 NO = torch.tensor(False)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from method_toys import YES, assert_same_weights, batch, method, next_draw, train
+from helpers.method_toys import YES, assert_same_weights, batch, method, next_draw, train
 from torch import Tensor
 
 from stella.errors import ConfigError

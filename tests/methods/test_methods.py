@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_toys import (
+from helpers.method_toys import (
     REPLAY,
     TOY,
     YES,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_toys import TOY, YES, batch, batches, method, next_draw, train
+from helpers.method_toys import TOY, YES, batch, batches, method, next_draw, train
 from torch import Tensor
 
 from stella.clip import Batch

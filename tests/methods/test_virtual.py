@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_toys import TOY, YES, assert_same_weights, batch, batches, method, next_draw, optimiser, step, train
+from helpers.method_toys import TOY, YES, assert_same_weights, batch, batches, method, next_draw, optimiser, step, train
 from torch import Tensor
 
 from stella.clip import Batch
@@ -16,7 +16,7 @@ from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.model import linear
 from stella.model.cav import CAV, PRESETS, Split
 from stella.train.config import TrainConfig
-from stella.train.runtime import runtime
+from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
 LA, LV = TOY.patches_a, TOY.patches_v

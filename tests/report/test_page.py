@@ -7,15 +7,15 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from helpers.run_files import write_run
 from rich.console import Console
-from run_files import write_run
 
 from stella.errors import StellaError
 from stella.evaluate.forgetting import mean_accuracy
 from stella.report import plots
 from stella.report.page import write_page
-from stella.report.record import ceilings, group, read_run
 from stella.report.tables import accuracy_table, results_table
+from stella.runs.record import ceilings, group, read_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

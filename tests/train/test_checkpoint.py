@@ -1,12 +1,10 @@
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from small import same
+from helpers.disk import small_disk
+from helpers.small import same
 
 from stella.errors import StellaError
 from stella.train.checkpoint import Checkpoints
@@ -129,17 +127,6 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
     assert same(checkpoints.load(), state(1))
     checkpoints.save(2, state(2))
     assert same(checkpoints.load(), state(2))
-
-
-@contextmanager
-def small_disk(most: int) -> Iterator[None]:
-    """No file may grow beyond `most` bytes: the system refuses it in the middle of a write."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def _writer() -> type:

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from small import Noise, quick
+from helpers.small import Noise, quick
 
 from stella.data.stream import Stream
 from stella.methods import METHODS
 from stella.methods.virtual import LooksAhead
 from stella.model.linear import exact_products
-from stella.train.config import settle
-from stella.train.run import build_method
-from stella.train.runtime import runtime
+from stella.runs.build import build_method
+from stella.runs.config import settle
+from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
 FILE = Path(__file__).with_name("curves.json")

@@ -5,17 +5,17 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from small import Noise, quick, same
+from helpers.small import Noise, quick, same
 from torch import Tensor
 
 from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
+from stella.fast import compile as compiling
 from stella.methods import Losses, Method
-from stella.model import compiling
-from stella.train.config import RunConfig, settle
-from stella.train.run import build_method
-from stella.train.runtime import runtime
+from stella.runs.build import build_method
+from stella.runs.config import RunConfig, settle
+from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
 CPU = torch.device("cpu")

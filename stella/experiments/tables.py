@@ -1,0 +1,158 @@
+"""Ours beside the paper's, for the terminal and as Markdown, with headings that let nobody take one for the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stella.experiments import paper
+from stella.experiments.paper import Row, spell
+from stella.experiments.recipe import Recipe
+from stella.experiments.results import Rows, spread
+from stella.report.tables import spelt
+
+SCALE = (
+    "Columns headed “paper ({dataset})” are printed in the paper: another model, on {clips}. Scenes and {dataset} "
+    "differ in scale: compare the orders of methods, not the figures."
+)
+OWN = "Columns headed “paper ({dataset})” are printed in the paper: other clips of {clips}, other first weights."
+CLIPS = {"Continual-VS": "VGGSound", "Continual-AS": "AudioSet"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table on its way to be shown: the first column is text, the others are figures."""
+
+    title: str
+    about: str  # below the title; may be empty
+    head: list[str]
+    rows: list[list[str]]
+    below: list[list[str]]  # set apart: what is no result
+    notes: list[str]
+
+
+def learning_sheet(
+    recipe: Recipe,
+    order: str,
+    found: Mapping[str, Rows],
+    ceilings: Mapping[str, float] | None,
+    overrides: Sequence[str] = (),
+) -> Sheet:
+    """A and F of every variant in one order of tasks; `found` has the lines of `ORDER/VARIANT`."""
+    table, printed = recipe.orders[order], {}
+    columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
+    rows = []
+    for name, variant in recipe.variants.items():
+        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
+        printed[name] = theirs
+        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
+        rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
+    below = ["", *("" for _ in columns)]
+    cues = [[name, "", f"{value:.1f}", *below] for name, value in spelt(ceilings or {}).items()]
+    sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
+    means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
+    scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
+    both = [(ours.mean, theirs.mean("A")) for ours, theirs in means.values() if ours.values]
+    return Sheet(
+        f"{recipe.title}. Tasks in {order} order{sequence}",
+        recipe.about(overrides),
+        ["", "runs", "ours A ↑", "ours F ↓", *columns],
+        rows,
+        cues,
+        [
+            "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
+            *(["Below the line: A by one cue alone in our gallery."] if cues else []),
+            *recipe.shadowed(overrides),
+            *_sources([theirs for theirs in printed.values() if theirs], scale),
+            *_order(both),
+        ],
+    )
+
+
+def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
+    """Clips a second and peak memory of every variant, and both relative to the first."""
+    ours: dict[str, tuple[float, float]] = {}
+    theirs: dict[str, tuple[float, float]] = {}
+    printed = {name: row for name in recipe.variants if (row := paper.row(recipe.orders[order].paper, name))}
+    for name in recipe.variants:
+        lines = found[f"{order}/{name}"]
+        speeds, peaks = ([float(line[column]) for line in lines] for column in ("clips_per_second", "peak_bytes"))
+        ours[name] = (speeds[0], peaks[0] / 1e9) if lines else (np.nan, np.nan)
+        theirs[name] = (printed[name].speed, printed[name].gb) if name in printed else (np.nan, np.nan)
+    first = next(iter(recipe.variants))
+    rows = []
+    for name, variant in recipe.variants.items():
+        cells = []
+        for side in (ours, theirs):
+            for value, of in zip(side[name], side[first], strict=True):
+                cells += [spell(value, 2), spell(value / of, 2)]
+        rows.append([variant.label, *cells])
+    label = recipe.variants[first].label
+    columns = ["clips/s ↑", f"× {label}", "GB ↓", f"× {label}"]
+    places = {
+        f"{line['hardware']}, {line['model']} on {line['clips']}, {line['precision']}"
+        for lines in found.values()
+        for line in lines
+    }
+    return Sheet(
+        recipe.title,
+        "",
+        ["", *(f"ours {column}" for column in columns), *(f"paper (V100) {column}" for column in columns)],
+        rows,
+        [],
+        [
+            f"Ours: {'; '.join(sorted(places))}. GB: the GPU's peak, or that of the whole process on a CPU.",
+            *_sources(list(printed.values()), "Other hardware, other sizes: compare methods within each side."),
+        ],
+    )
+
+
+def terminal(sheets: Sequence[Sheet]) -> RenderableType:
+    return Group(*(part for sheet in sheets for part in (_rich(sheet), Text("\n".join(sheet.notes), "dim"), "")))
+
+
+def _rich(sheet: Sheet) -> Table:
+    title = Text.assemble((sheet.title, "bold"), (f"\n{sheet.about}" if sheet.about else "", "dim"))
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="")
+    for i, heading in enumerate(sheet.head):
+        dim = "dim" if heading.startswith("paper") else ""
+        table.add_column(heading, justify="right" if i else "left", style=dim, header_style=f"bold {dim}".strip())
+    for row in sheet.rows:
+        table.add_row(*row)
+    if sheet.below:
+        table.add_section()
+    for row in sheet.below:
+        table.add_row(*row, style="dim")
+    return table
+
+
+def markdown(name: str, sheets: Sequence[Sheet]) -> str:
+    return f"# {name}\n\n" + "\n".join(map(_markdown, sheets))
+
+
+def _markdown(sheet: Sheet) -> str:
+    lines = [sheet.head, ["---", *["---:"] * (len(sheet.head) - 1)], *sheet.rows]
+    lines += [[f"*{cell}*" if cell else "" for cell in row] for row in sheet.below]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    about = f"{sheet.about}\n\n" if sheet.about else ""
+    return f"## {sheet.title}\n{about}{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
+
+
+def _sources(rows: Sequence[Row], warning: str) -> list[str]:
+    """Which of the paper's tables, and the warning that goes with them."""
+    labels = list(dict.fromkeys(row.table for row in rows))
+    if not labels:
+        return ["The paper prints no numbers of this."]
+    return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {warning}"]
+
+
+def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
+    """How far two orders agree (Spearman), where there are enough rows to ask."""
+    if len(pairs) < 5:
+        return []
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return [f"Rank correlation of our A with the paper's: {np.corrcoef(*ranks.T).flat[1]:.2f} ({len(pairs)} rows)."]

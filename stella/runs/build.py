@@ -1,0 +1,48 @@
+"""The method of a configuration, and what is refused before anything is made."""
+
+from dataclasses import fields
+
+import torch
+
+from stella import methods
+from stella.config import build
+from stella.errors import ConfigError
+from stella.memory import bytes_per_clip, capacity_for, check_fits
+from stella.methods import METHODS, Method
+from stella.model import weights
+from stella.model.cav import CAV
+from stella.runs.config import RunConfig, machine, model_config
+
+
+def check(config: RunConfig, begun: bool = False) -> None:
+    """Refuse a method, its hyper-parameters, weights or a memory that cannot be, before anything is made or written."""
+    if config.method not in METHODS:
+        raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
+    method = METHODS[config.method]
+    if config.args and not fields(method.Config):
+        unknown = ", ".join(f"args.{name}" for name in config.args)
+        raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
+    sizes, own = model_config(config), build(method.Config, config.args, "args.")
+    method.check(sizes, own, config.objective)
+    if config.model.weights and not begun:
+        weights.check_readable(config.model.weights)
+    columns = method.columns(sizes, own)
+    device = machine(config.train).device
+    if columns is not None:
+        capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)
+        check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else device)
+
+
+def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
+    """The method on its model, with `config.model.weights` if `initial`. The seed decides the other initial weights."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        model = CAV(model_config(config)).to(device)
+        file = config.model.weights if initial else None
+        if file:
+            weights.load_into(file, model)
+        method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed)
+        method = method.to(device)
+        if file and method.avm is not None:
+            weights.load_into(file, model, method.avm)
+        return method

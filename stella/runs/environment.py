@@ -1,0 +1,54 @@
+"""What a result depends on besides its configuration: commit, versions, hardware."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stella.train.device import Runtime
+
+
+def environment(run: Runtime) -> dict[str, Any]:
+    """What a result depends on besides its configuration."""
+    gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
+    return {
+        **_checkout(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "precision": "float32" if run.autocast_to is None else str(run.autocast_to).removeprefix("torch."),
+    }
+
+
+def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What `environment` found, as results state it."""
+    hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
+    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}
+
+
+def _checkout() -> dict[str, Any]:
+    """This package's commit, and how many files differ from it; None where it is not known."""
+    if given := os.environ.get("STELLA_COMMIT"):  # where no .git travels
+        return {"commit": given, "changed_files": None}
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:  # another project's, below which we lie
+        return {"commit": None, "changed_files": None}
+    changed = _git("status", "--porcelain", "--untracked-files=no") or ""
+    return {"commit": _git("rev-parse", "HEAD"), "changed_files": len(changed.splitlines())}
+
+
+def _git(*command: str) -> str | None:
+    """What git says where this file lies; None where it fails."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,330 @@
+"""A run from its configuration to its result, in a folder from which it can be continued at any moment.
+
+The order of things makes that exact. A checkpoint holds all that a step depends on and the length of metrics.jsonl; at
+the end of a task it is written *before* the evaluation, which has no state: whatever a kill interrupts is done again,
+with the same outcome.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from stella.config import build, differences, lay, merged, read_toml, to_tree
+from stella.data.skipped import Skipped, spell
+from stella.data.stream import Stream
+from stella.data.tasks import DataConfig, Tasks, eval_tasks, train_tasks
+from stella.data.views import join
+from stella.errors import StellaError
+from stella.evaluate.after_task import evaluate_tasks
+from stella.evaluate.forgetting import summary
+from stella.fast.compile import seconds_spent
+from stella.files import Line, Lines, full_disk_told, read_json, read_lines, write_bytes, write_json
+from stella.model import weights
+from stella.runs.build import build_method, check
+from stella.runs.config import FREE, RunConfig, machine, settle
+from stella.runs.environment import environment, provenance
+from stella.runs.folder import RunFolder
+from stella.runs.progress import Board, Display
+from stella.runs.stop import Stop, Stopped
+from stella.train.checkpoint import Checkpoints
+from stella.train.trainer import Trainer
+
+MOST_LEFT_OUT = 10  # steps in a row without a finite loss
+
+
+@dataclass(frozen=True)
+class RunResult:
+    run: Path
+    finished: bool
+    end: Line = field(default_factory=dict)  # A, F and more, once it is finished
+    evaluations: list[Line] = field(default_factory=list)
+    exit_code: int = 0  # 128 + signal where one stopped it
+
+
+def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
+    """Train as configured, in the folder `run`; with `resume` go on where that left off, if it was begun.
+
+    SIGTERM and Ctrl-C save and stop; the result then says so.
+    """
+    config, folder = settle(config), RunFolder(run)
+    if folder.end is None:
+        check(config, folder.begun)
+    with folder.locked(), full_disk_told(folder.root):
+        if folder.begun:
+            if not resume:
+                raise StellaError(f"{run} holds a run already; continue it with --resume, or choose another folder")
+            check_unchanged(folder, config)
+            if folder.end is not None:
+                return _result(folder)
+        with Stop() as stop:
+            return Run(config, folder, console or Console(), stop).go()
+
+
+def resume(
+    run: Path | str, overrides: Sequence[str] = (), console: Console | None = None, recipe: Path | None = None
+) -> RunResult:
+    """Continue a run with its own configuration; a recipe and `overrides` may only touch what no result depends on."""
+    tree = RunFolder(run).read_config()
+    if recipe:
+        tree = merged(tree, read_toml(recipe))
+    for override in overrides:
+        lay(tree, override)
+    return pretrain(build(RunConfig, tree), run, resume=True, console=console)
+
+
+def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
+    """Refuse to continue a run with another configuration, as far as results depend on it."""
+    old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
+    for key in FREE:
+        table, name = key.split(".")
+        old[table][name] = new[table][name]
+    if changed := differences(old, new):
+        raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
+
+
+def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
+    """To train on and to evaluate on. Workers render for themselves: a cache in this process is of no use to them."""
+    return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)
+
+
+class Run:
+    """One stretch of a run: from its newest checkpoint, or from the beginning, to its end or a stop."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
+        self.config, self.folder, self.stop, self.console = config, folder, stop, console
+        self.machine = machine(config.train)
+        self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
+        state = self.checkpoints.load()
+        self.method = build_method(config, self.machine.device, initial=state is None)
+        self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(self.machine.device))
+        shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
+        self.skipped = Skipped(folder.skipped)
+        self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
+        self.trainer = Trainer(self.method, self.stream, config.train, self.machine)
+        self.environment = _with_earlier(environment(self.machine), folder)
+        self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
+        write_json(folder.config, to_tree(config))
+        write_json(folder.environment, self.environment)
+        if state is not None:  # of which these would be kept as they are
+            kept = {name: deepcopy(state["trainer"][name]) for name in ("meter", "optimizer")}
+            self.trainer.load_state_dict(state["trainer"] | kept)
+        folder.cut(0 if state is None else state["metrics_bytes"])
+        self._mark = (time.monotonic(), self.trainer.counters.clips)
+        self._saved = time.monotonic()
+        self._told = 0  # steps left out that metrics.jsonl has
+        self._compiled = seconds_spent()
+
+    def go(self) -> RunResult:
+        counters = self.trainer.counters
+        with ExitStack() as stack:
+            self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
+            self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
+            self.display = stack.enter_context(Display(self.console, self.trainer.steps, counters.step))
+            if self.board:
+                stack.enter_context(closing(self.board))
+            stack.enter_context(closing(self.stream))
+            for path in self.checkpoints.put_aside:
+                self.display.say(f"{path.name} is broken and put aside; going on from step {counters.step}")
+            if earlier := self.environment.get("earlier"):
+                self.display.say(f"begun at {_where(earlier[0])}, goes on at {_where(self.environment)}")
+            if self.machine.remark:
+                self.display.say(self.machine.remark)
+            self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
+            try:
+                self._evaluate_if_due()
+                while self._train_task():
+                    self._evaluate_if_due()
+                self._finish()
+            except Stopped:
+                assert self.stop.signal is not None
+                again = f"stella pretrain --resume {self.folder.root}"
+                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with {again}")
+                return _result(self.folder, 128 + self.stop.signal)
+            if self.stop.signal:
+                self.display.say(f"{self.stop.signal.name} came while the run was ending; it is finished")
+        return _result(self.folder, 128 + self.stop.signal if self.stop.signal else 0)
+
+    def _train_task(self) -> bool:
+        """Steps to the end of a task; False if there was none left."""
+        minutes = self.config.train.checkpoint_minutes
+        while self.trainer.advance():
+            ended, stopping = self.stream.finished_task is not None, self.stop.signal
+            self._record(ended)
+            stuck = self._stuck()
+            if ended or stuck or stopping or time.monotonic() - self._saved >= 60 * minutes:
+                self._save()
+            if stuck:
+                not_finite = self.trainer.left_out[-1][1]
+                raise StellaError(
+                    f"{MOST_LEFT_OUT} steps in a row up to step {self.trainer.counters.step} had no finite loss "
+                    f"({', '.join(not_finite)}); a checkpoint is saved: look at the data, or start a new "
+                    "run with a lower train.lr or train.precision=float32"
+                )
+            if stopping:
+                raise Stopped
+            if ended:
+                return True
+        return False
+
+    def _stuck(self) -> bool:
+        """Whether the last steps were all left out; only where it seems so, wait to be sure."""
+        counters = self.trainer.counters
+        if counters.left_out_in_a_row >= MOST_LEFT_OUT:
+            self.trainer.settle()
+        return counters.left_out_in_a_row >= MOST_LEFT_OUT
+
+    def _record(self, ended: bool) -> None:
+        counters = self.trainer.counters
+        self.display.at(counters.step, self._place())
+        self._write_left_out()
+        if counters.step % self.config.train.log_every and not ended:
+            return
+        self.trainer.settle()
+        self._write_left_out()
+        self._tell_compiled()
+        parts = self.trainer.meter.read()
+        loss = parts.pop("loss", None)
+        at = {"step": counters.step, "clips": counters.clips}
+        self.metrics.write({"kind": "step", **at, "loss": loss, "parts": parts})
+        (before, clips), now = self._mark, time.monotonic()
+        self._mark = (now, counters.clips)
+        rate = (counters.clips - clips) / (now - before)
+        peak = self.machine.peak_bytes()
+        self.speed.write({"kind": "step", **at, "clips_per_second": rate, "peak_bytes": peak})
+        if loss is not None:
+            self.display.losses({"loss": loss, **parts}, rate, peak)
+        if self.board:
+            self.board.scalars(
+                {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
+            )
+
+    def _tell_compiled(self) -> None:
+        spent = seconds_spent() if self.machine.compile else 0.0
+        if spent > self._compiled + 1:
+            self.display.say(f"compiled in {spent - self._compiled:.0f} s")
+            self.speed.write(
+                {"kind": "compiled", "step": self.trainer.counters.step, "seconds": spent - self._compiled}
+            )
+            self._compiled = spent
+
+    def _write_left_out(self) -> None:
+        for step, not_finite in self.trainer.left_out[self._told :]:
+            self.metrics.write({"kind": "skip", "step": step, "not_finite": not_finite})
+        self._told = len(self.trainer.left_out)
+
+    def _place(self) -> str:
+        position = self.stream.position
+        task, epoch = min(position.task, len(self.stream.names) - 1), position.epoch
+        return f"{self.config.method}: {self.stream.names[task]}, epoch {epoch + 1} of {self.config.stream.epochs}"
+
+    def _evaluate_if_due(self) -> None:
+        """Before the first step and after a task's last one. No checkpoint lies between that and the next step, so
+        whoever comes from one to such a place has not been evaluated there, or has been cut back to before it."""
+        due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
+        if due is None:
+            return
+        began = time.monotonic()
+        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
+        workers = 0 if cached else self.config.stream.workers
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
+        model, machine = self.method.eval_model, self.machine
+        with self.stop.at_once():
+            found = evaluate_tasks(
+                model,
+                self.method.avm,
+                self.eval_tasks,
+                stream,
+                machine.device,
+                self.config.seed,
+                machine.autocast,
+                self.method.beta,
+                self.skipped,
+            )
+        counters = self.trainer.counters
+        # A joint method has learnt all tasks when its only one ends.
+        task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
+        names = [name for name, _ in self.eval_tasks]
+        line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
+        self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
+        self._mark = (time.monotonic(), counters.clips)
+        self.speed.write({"kind": "evaluation", "task": task, "seconds": time.monotonic() - began})
+        self._tell(task, summary([line | {"task": 0}])["A"])
+
+    def _tell(self, task: int, mean_accuracy: float) -> None:
+        """One line a task, on a terminal too: it stays when the bar moves on."""
+        counters = self.trainer.counters
+        after = (
+            f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})" if task >= 0 else "before the first task"
+        )
+        left_out = f", {counters.left_out} steps left out" if counters.left_out else ""
+        skipped = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
+        self.display.say(
+            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_accuracy:.1f}%{left_out}{skipped}"
+        )
+        if self.board:
+            self.board.scalars({"mean recall": mean_accuracy}, counters.step)
+
+    def _memory_by_task(self) -> list[int] | None:
+        if self.method.memory is None:
+            return None
+        ids = self.method.memory.ids.cpu()
+        ends = torch.tensor([len(source) for _, source in self.tasks]).cumsum(0)
+        counts: list[int] = torch.searchsorted(ends, ids, right=True).bincount(minlength=len(ends)).tolist()
+        return counts
+
+    def _save(self) -> None:
+        began, step = time.monotonic(), self.trainer.counters.step
+        self.trainer.settle()
+        self._write_left_out()
+        state: dict[str, Any] = {
+            "trainer": self.trainer.state_dict(),
+            "metrics_bytes": self.metrics.sync(),
+        }
+        path = self.checkpoints.save(step, state)
+        self._saved = time.monotonic()
+        size = path.stat().st_size
+        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+
+    def _finish(self) -> None:
+        counters = self.trainer.counters
+        if counters.step and counters.left_out == counters.step:
+            raise StellaError("no step of this run had a finite loss; look at the data, or start a new run")
+        scores = summary(_evaluations(self.folder))
+        extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "scores": scores}
+        write_bytes(self.folder.weights, weights.packed(self.method.eval_model, self.method.avm, extra))
+        end = {"kind": "end", "step": counters.step, "clips": counters.clips, "left_out_steps": counters.left_out}
+        self.metrics.write(end | scores)
+        self.metrics.sync()
+
+
+def _with_earlier(facts: Line, folder: RunFolder) -> Line:
+    """Where this run was before goes with where it is now, if that is another commit or machine."""
+    if not folder.environment.exists():
+        return facts
+    before = read_json(folder.environment)
+    earlier = before.pop("earlier", [])
+    if _where(before) != _where(facts):
+        earlier = [*earlier, before]
+    return facts | {"earlier": earlier} if earlier else facts
+
+
+def _where(facts: Line) -> str:
+    told = provenance(facts)
+    return f"commit {str(told['commit'])[:10]} on {told['hardware']}"
+
+
+def _evaluations(folder: RunFolder) -> list[Line]:
+    return [line for line in read_lines(folder.metrics) if line["kind"] == "evaluation"]
+
+
+def _result(folder: RunFolder, exit_code: int = 0) -> RunResult:
+    end = folder.end
+    return RunResult(folder.root, end is not None, end or {}, _evaluations(folder), exit_code)

@@ -1,0 +1,170 @@
+"""What `stella bench` measures: rows that hold together, and a CSV one can get them again from."""
+
+import csv
+import io
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stella.bench.measure import measure
+from stella.bench.rows import Row, rows_table, write_rows
+from stella.bench.steps import make_trainer, settle_draws
+from stella.bench.turns import Turn, one_after_the_other
+from stella.cli import app
+from stella.config import resolve
+from stella.data.pack import pack
+from stella.data.scenes import Scenes
+from stella.errors import ConfigError, StellaError
+from stella.methods import METHODS
+from stella.runs.config import RunConfig
+from stella.runs.environment import environment
+from stella.train.device import runtime
+
+SIZES = ("model.image_size=32", "model.spec_frames=64", "memory.clips=30", "train.device=cpu")
+
+
+def row(method: str) -> Row:
+    return measure(resolve(RunConfig, None, [*SIZES, f"method={method}", "stream.batch_size=4"]), steps=3)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {name: row(name) for name in ("finetune", "derpp", "stella")}
+
+
+def test_figures_of_a_row_belong_together(rows: dict[str, Row]) -> None:
+    for name, each in rows.items():
+        assert (each.method, each.batch, each.host_syncs) == (name, 4, 0)
+        assert each.clips_per_second == pytest.approx(4e3 / each.ms)
+        assert each.tflops == pytest.approx(4 * each.gflop_per_clip / each.ms)
+        assert 0 < each.ms <= each.ms_p90 and each.peak_gib > 0 < each.share
+
+
+def test_work_is_counted_as_it_is_done(rows: dict[str, Row]) -> None:
+    """DER++ has twice the clips; STELLA trains on half their patches but scores the current ones first."""
+    assert rows["derpp"].gflop_per_clip == pytest.approx(2 * rows["finetune"].gflop_per_clip, rel=0.05)
+    assert rows["stella"].gflop_per_clip > rows["finetune"].gflop_per_clip
+
+
+def test_batches_that_are_accumulated_count(rows: dict[str, Row]) -> None:
+    values = [*SIZES, "method=finetune", "stream.batch_size=4", "train.accumulate=2"]
+    twice = measure(resolve(RunConfig, None, values), steps=3)
+    assert twice.clips_per_second == pytest.approx(8e3 / twice.ms)
+    assert twice.gflop_per_clip == pytest.approx(rows["finetune"].gflop_per_clip)
+
+
+def test_stages_are_those_of_the_method(rows: dict[str, Row]) -> None:
+    assert set(rows["derpp"].stages) == {"memory", "forward", "backward", "optimiser", "other"}
+    assert {"score", "select", "avm"} <= set(rows["stella"].stages) and "score" not in rows["finetune"].stages
+    assert all(ms >= 0 for each in rows.values() for ms in each.stages.values())
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("finetune", "derpp", "stella")])
+def test_every_method_spends_its_time_in_stages_that_have_a_name(method: str) -> None:
+    stages = row(method).stages
+    assert stages["other"] < 0.25 * sum(stages.values()), stages
+    assert ("look ahead" in stages) == (method in ("mir", "gmed"))
+    assert ("score" in stages) == ("avm" in stages) == (method in ("initial", "stella", "stella_plus"))
+
+
+def test_measuring_leaves_nothing_patched(rows: dict[str, Row]) -> None:
+    from stella.methods import stella
+
+    assert stella.score.__module__ == "stella.model.avm" and torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def test_rows_are_appended_with_what_made_them(rows: dict[str, Row], tmp_path: Path) -> None:
+    path, facts = tmp_path / "speed" / "rows.csv", environment(runtime("cpu"))
+    write_rows(path, [rows["derpp"], rows["finetune"]], "first", facts)
+    write_rows(path, [rows["stella"], replace(rows["stella"], feed="packed")], "second", facts)
+    with path.open() as file:
+        found = list(csv.DictReader(file))
+    assert [(each["method"], each["feed"], each["command"]) for each in found] == [
+        ("derpp", "synthetic", "first"),
+        ("finetune", "synthetic", "first"),
+        ("stella", "synthetic", "second"),
+        ("stella", "packed", "second"),
+    ]
+    assert found[0]["torch"] == torch.__version__ and found[2]["stages"].startswith("memory=")
+
+
+def test_rows_are_not_put_below_other_columns(rows: dict[str, Row], tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(StellaError, match="other columns"):
+        write_rows(path, [rows["finetune"]], "first", environment(runtime("cpu")))
+    assert path.read_text() == "a,b\n1,2\n"
+    path.write_text("")  # as mktemp leaves it
+    write_rows(path, [rows["finetune"]], "first", environment(runtime("cpu")))
+    assert path.read_text().startswith("name,")
+
+
+@pytest.mark.parametrize("candidates", [1, 9])
+def test_what_is_measured_draws_all_it_asks_for(candidates: int) -> None:
+    values = [*SIZES, "method=mir", "stream.batch_size=3", "memory.clips=60", f"args.candidates={candidates}"]
+    trainer = make_trainer(resolve(RunConfig, None, values))
+    settle_draws(trainer)
+    assert trainer.method.memory.drawable == 3 * candidates == trainer.counters.clips
+    settle_draws(trainer)
+    assert trainer.counters.clips == 3 * candidates
+
+
+def test_nothing_is_measured_where_no_step_is_taken() -> None:
+    trainer = make_trainer(resolve(RunConfig, None, [*SIZES, "method=er", "stream.batch_size=3", "memory.clips=60"]))
+    for p in trainer.method.model.parameters():
+        p.data.fill_(torch.nan)
+    with pytest.raises(StellaError, match="no step has a finite loss"):
+        settle_draws(trainer)
+
+
+def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:
+    half = replace(rows["derpp"], clips_per_second=rows["finetune"].clips_per_second / 2)
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(rows_table([rows["finetune"], half, replace(half, batch=9)]))
+    ratios = [line.split("│")[5].strip() for line in console.export_text().splitlines() if line.startswith("│")]
+    assert ratios == ["1.00", "0.50", "1.00"]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    values = ["bench", *SIZES, "--methods", "finetune", "--batches", "2,2", "--steps", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, values, catch_exceptions=False)
+    assert done.exit_code == 0 and "finetune, batch 2:" in done.output
+    assert out.read_text().count("\n") == 2
+
+
+def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
+    out, clips = tmp_path / "rows.csv", tmp_path / "clips"
+    pack(Scenes("task1", "train", 12), clips, pixels=32, spec_frames=64, size=32, workers=1, progress=False)
+    feed = ["--packed", str(clips), "--out", str(out)]
+    values = ["bench", *SIZES, "--methods", "er", "--batches", "5,48", "--steps", "2", *feed]
+    done = CliRunner().invoke(app, values, catch_exceptions=False)
+    assert done.exit_code == 1 and "er, batch 5:" in done.output
+    assert "er, batch 48 failed:" in done.output and "has 12 clips, fewer than a batch of 48" in done.output
+    assert next(csv.DictReader(out.open()))["feed"] == "packed"
+    with pytest.raises(ConfigError, match=r"other sizes than the model's; set model.image_size=32 model.spec"):
+        make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)
+
+
+def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
+    if name == "fails":
+        raise ValueError(name)
+    with alone:
+        began = time.monotonic()
+        time.sleep(0.3)
+        return began, time.monotonic()
+
+
+def test_processes_that_start_together_measure_one_at_a_time() -> None:
+    """Also where one of them fails before its turn: the others do not wait for it."""
+    jobs = {name: (name,) for name in ("one", "fails", "two", "three")}
+    found = dict(one_after_the_other(_alone_for_a_while, jobs, processes=3))
+    assert list(found) == list(jobs) and isinstance(found.pop("fails"), ValueError)
+    spans = sorted(span for span in found.values() if isinstance(span, tuple))
+    assert len(spans) == 3 and all(end <= begin for (_, end), (begin, _) in pairwise(spans))

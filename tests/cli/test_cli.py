@@ -1,0 +1,211 @@
+"""The command line as a person meets it: what it writes, and how it refuses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.data.scenes import Scenes
+from stella.data.scenes.export import export
+from stella.experiments import demo as stella_demo
+from stella.media.decode import probe
+from stella.methods import METHODS
+from stella.model.cav import CAV, preset
+from stella.model.weights import save
+
+run = CliRunner()
+
+
+def stella(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from stella.cli import main; main()", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def test_help_names_every_command() -> None:
+    shown = run.invoke(app, ["--help"]).output
+    assert all(
+        name in shown
+        for name in (
+            "scenes",
+            "prepare",
+            "pack",
+            "look",
+            "weights",
+            "pretrain",
+            "compare",
+            "evaluate",
+            "report",
+            "methods",
+            "demo",
+        )
+    )
+    assert all(name in run.invoke(app, ["scenes", "--help"]).output for name in ("preview", "audit", "render"))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["scenes", "preview", "--task", "task9"], "task9"),
+        (["scenes", "audit", "--size", "vast"], "choose one of scenes"),
+        (["look", "nowhere"], "is not a folder"),
+        (["prepare", "nowhere", "out"], "is not a folder"),
+        (["pack", "out", "data.source=folder", "data.path=nowhere"], "is not a folder"),
+        (["pretrain", "data.source=packed", "data.path=nowhere"], "nowhere holds no packed clips"),
+        (["weights", "none.safetensors"], "none.safetensors"),
+        (["pretrain", "method=sella"], "choose one of"),
+        (["pretrain", "train.lrr=1"], "did you mean train.lr?"),
+        (["pretrain", "--compile", "never"], "never"),
+        (["bench", "--methods", ","], "nothing to measure"),
+        (["bench", "--methods", "lore", "--batches", "2"], "lore"),
+        (["bench", "--methods", "er", "--batches", "2", "--packed", "nowhere"], "nowhere holds no packed clips"),
+        (["pretrain", "--resume", "nowhere"], "nowhere"),
+        (["pretrain", "--resume", "nowhere", "--run", "here"], "--run here and --resume nowhere both name a run"),
+        (["compare", "--methods", "stella,er", "args.beta=1"], "er: unknown key args.beta: er takes no arguments"),
+        (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
+        (["report", "."], "holds no run"),
+        (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
+        (["pretrain", "data.path=/no/such/folder"], "set another source too"),
+        (["pretrain", "data.source=folder"], "set data.path=FOLDER"),
+        (["pretrain", "data.clips=0"], "data.clips=0 must be at least 1"),
+        (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
+        (["weights", "base-huge"], "weights that ship: base-small, base-tiny"),
+        (["scenes", "preview", "--clips", "1", "--out", "/proc/none"], "/proc/none"),
+        (["scenes", "preview", "--split", "test"], "unknown split 'test' of scenes; choose train or eval"),
+        (["look", "VIDEOS", "--out", "sheet.xyz"], "--out sheet.xyz must end in .png"),
+        (["scenes", "render", "/proc/none", "--clips", "1"], "/proc/none"),
+    ],
+)
+def test_an_error_is_one_sentence_and_status_2(args: list[str], said: str, tmp_path: Path) -> None:
+    done = stella(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and said in done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("lock"))
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"stella \d+\.\d+\.\d+(, commit \w+)?, torch [\w.+]+\n", run.invoke(app, ["--version"]).output)
+
+
+def test_brackets_in_a_path_are_shown_as_they_are(tmp_path: Path) -> None:
+    assert "[red]lost[/]" in stella("look", "[red]lost[/]", cwd=tmp_path).stderr
+
+
+def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
+    result = run.invoke(app, ["scenes", "preview", "--out", str(tmp_path), "--clips", "2"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "scenes-task1.png").read_bytes().startswith(b"\x89PNG")
+    assert probe(tmp_path / "scenes-task1.mp4").duration == pytest.approx(2 * 2.56, abs=0.1)
+
+
+def test_audit_prints_every_gallery() -> None:
+    shown = run.invoke(app, ["scenes", "audit", "--clips", "24"]).output
+    assert all(word in shown for word in ("task1", "task6", "mixed", "timing", "everything"))
+
+
+def test_own_videos_end_to_end(tmp_path: Path) -> None:
+    """Render files, look at them, prepare them, look at the shards: a broken file is named, not fatal."""
+    videos, shards = tmp_path / "videos", tmp_path / "shards"
+    assert run.invoke(app, ["scenes", "render", str(videos), "--clips", "3"]).exit_code == 0
+    (videos / "broken.mp4").write_text("not a video")
+    looked = run.invoke(app, ["look", str(videos), "--out", str(tmp_path / "a.png")])
+    assert looked.exit_code == 0 and "broken.mp4" in looked.output and (tmp_path / "a.png").exists()
+    done = run.invoke(app, ["prepare", str(videos), str(shards), "--seconds", "2.56", "--workers", "1"])
+    assert done.exit_code == 0 and "3 clips" in done.output and "1 not a media file" in done.output
+    looked = run.invoke(app, ["look", str(shards), "--out", str(tmp_path / "b.png")])
+    assert looked.exit_code == 0 and "3 of 3" in looked.output
+
+
+def test_rendering_again_adds_nothing(tmp_path: Path) -> None:
+    scenes = Scenes("task1", "train", 1)
+    first = [path.stat().st_mtime_ns for path in export(scenes, tmp_path)]
+    assert [path.stat().st_mtime_ns for path in export(scenes, tmp_path)] == first
+
+
+def test_weights_tells_what_a_file_is(tmp_path: Path) -> None:
+    save(tmp_path / "m.safetensors", CAV(preset("tiny")), extra={"recipe": "none", "scores": {"A": 1.5}})
+    shown = run.invoke(app, ["weights", str(tmp_path / "m.safetensors")]).output
+    rows = {line.split("  ")[0].strip(): line for line in shown.splitlines()}
+    assert rows["format"].split()[-1] == "stella" and "no" in rows["matching module"]
+    assert "image_size=96" in rows["sizes"] and "none" in rows["recipe"] and rows["scores"].split()[-1] == "A=1.5"
+
+
+def test_weights_tells_of_a_configuration_what_is_not_usual() -> None:
+    shown = run.invoke(app, ["weights", "base-tiny"]).output
+    assert "train.lr=0.001" in shown and "beta2" not in shown and "{" not in shown
+
+
+SHORT = (
+    *("data.clips=24", "data.eval_clips=12", "data.tasks=['task1','task2']", "stream.batch_size=12"),
+    *("stream.augment=false", "memory.clips=16", "model.weights=base-tiny", "evaluate.batch=24"),
+)
+
+
+def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    done = run.invoke(app, ["pretrain", "method=stella", *SHORT, "--run", one])
+    assert done.exit_code == 0 and "after task2 (2 of 2)" in done.output, done.output
+    last = done.output.splitlines()[-1]
+    assert last.startswith("A ") and "class alone" in last and last.endswith(f"weights and metrics in {one}")
+    again = run.invoke(app, ["pretrain", "--resume", one])
+    assert again.exit_code == 0 and last == again.output.splitlines()[-1]
+    (tmp_path / "other.toml").write_text("[train]\nlr = 0.5\n")
+    other = run.invoke(app, ["pretrain", str(tmp_path / "other.toml"), "--resume", one])
+    assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
+    assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
+    measured = run.invoke(app, ["evaluate", one])
+    assert measured.exit_code == 0 and "all 24 clips as gallery" in measured.output and "class" in measured.output
+    mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]
+    assert last.startswith(f"A {mean}, F ")
+    with (tmp_path / "one" / "metrics.jsonl").open("r+") as metrics:
+        text = metrics.read()
+        metrics.truncate(text[:-1].rindex("\n") + 1)  # without its end
+    unfinished = run.invoke(app, ["evaluate", one])
+    assert f"go on with stella pretrain --resume {one}" in str(unfinished.exception)
+    (tmp_path / "one" / "metrics.jsonl").write_text(text)
+    page = tmp_path / "page.html"
+    shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])
+    assert shown.exit_code == 0 and "STELLA" in shown.output and "Finetune" in shown.output
+    assert "<html" in page.read_text() and "http://" not in page.read_text().replace("http://www.w3.org", "")
+
+
+def test_evaluate_says_what_it_skips(tmp_path: Path) -> None:
+    first, *_ = export(Scenes("task1", "eval", 6), tmp_path)
+    first.with_name("broken.mp4").write_text("not a video")
+    data = ("data.source=folder", f"data.path={tmp_path}", f"data.eval_path={tmp_path}")
+    sizes = ("data.pixels=96", "data.duration=2.56", "data.span=none", "stream.most_bad=0.5")
+    shown = run.invoke(app, ["evaluate", "base-tiny", *data, *sizes])
+    assert "all 6 clips as gallery, skipped: 1 not a media file" in " ".join(shown.output.split()), shown.output
+
+
+def test_shipped_weights_know_something_already() -> None:
+    """Above chance on the tasks, and far above it on the base classes they were trained on."""
+    shown = run.invoke(app, ["evaluate", "base-tiny", "data.tasks=['base']", "data.eval_clips=48", "evaluate.batch=48"])
+    assert shown.exit_code == 0, shown.output
+    mean = float(next(line for line in shown.output.splitlines() if line.split()[:1] == ["all"]).split()[-1])
+    assert mean > 80, shown.output  # of 48 clips, where chance is 11
+
+
+def test_compare_and_methods(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    done = run.invoke(app, ["compare", *SHORT, "--methods", "finetune,er", "--seeds", "1", "--out", str(out)])
+    assert done.exit_code == 0 and (out / "results.csv").exists() and (out / "report.html").exists(), done.output
+    assert all(name in run.invoke(app, ["methods"]).output for name in METHODS)
+
+
+def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, text = tmp_path / "demo.toml", stella_demo.RECIPE.read_text()
+    for key, value in {"clips": 12, "eval_clips": 6, "epochs": 1}.items():
+        text, found = re.subn(rf"(?m)^{key} = \d+$", f"{key} = {value}", text)
+        assert found == 1
+    recipe.write_text(text)
+    monkeypatch.setattr(stella_demo, "RECIPE", recipe)
+    done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
+    assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))
+    assert "acc(t, i) of DER++, seed 0" in done.output
+    assert (tmp_path / "demo" / "report.html").exists()

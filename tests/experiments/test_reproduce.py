@@ -1,0 +1,393 @@
+"""The paper's comparisons: its figures as printed, runs that can be made apart, and tables nobody can misread."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from math import isnan
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.errors import StellaError
+from stella.experiments import many
+from stella.experiments.compare import to_csv
+from stella.experiments.paper import WAYS, row, tables
+from stella.experiments.reproduce import collect, load, measure, names, reproduce, runs, show
+from stella.experiments.results import read_results
+from stella.files import read_json
+from stella.runs.config import RunConfig
+from stella.runs.loop import RunResult
+from stella.train.device import Clock
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
+DATASETS = ("Continual-VS", "Continual-AS")
+MINIATURE = (
+    *(
+        "model.preset=tiny",
+        "model.weights=base-tiny",
+        "train.device=cpu",
+        "train.warmup_steps=0",
+        "memory.bytes=2000000",
+    ),
+    *("data.clips=4", "data.eval_clips=4", "stream.epochs=1", "stream.batch_size=4", "evaluate.batch=4"),
+)
+stella = CliRunner()
+
+# ---- the paper's figures
+
+
+def figures(table: dict[str, object]) -> list[tuple[str, str, list[float]]]:
+    """(variant, direction, row) of both datasets."""
+    found = [(name, each) for dataset in DATASETS for name, each in table.get(dataset, {}).items()]  # type: ignore[attr-defined]
+    return [(name, way, each[way]) for name, each in found for way in WAYS]
+
+
+@pytest.mark.parametrize("name", tables())
+def test_every_row_of_the_paper_is_whole(name: str) -> None:
+    table = tables()[name]
+    for variant, way, values in figures(table):
+        assert len(values) == len(table["columns"]), (variant, way)
+        missing = [column for column, value in zip(table["columns"], values, strict=True) if isnan(value)]
+        assert all(column.endswith("F") and variant == "multitask" for column in missing), (variant, way)
+
+
+@pytest.mark.parametrize("name", ["retrieval_table", "shuffle_retrieval_table"])
+def test_averages_of_the_paper_are_means_of_their_parts(name: str) -> None:
+    for variant, way, values in figures(tables()[name]):
+        for average, parts in ((values[6], values[0:6:2]), (values[7], values[1:6:2])):
+            if not isnan(average):
+                assert abs(average - sum(parts) / 3) < 0.0051, (variant, way)
+
+
+def test_tables_of_the_paper_agree_where_they_repeat_one_another() -> None:
+    main = {v: row(["retrieval_table"], v) for v in tables()["retrieval_table"]["Continual-VS"]}
+    for name, variants in {
+        "efficiency": {v: v for v in main if v != "multitask"},
+        "sampling_method": {"derpp": "derpp", "stella": "stella"},
+        "audio_select_method": {"time": "stella"},
+        "sample_ratio_hyp": {"stella": "stella"},
+        "temperature_hyp": {"beta-0.4": "stella"},
+    }.items():
+        for here, there in variants.items():
+            found, known = row([name], here), main[there]
+            assert found and known and [found.show(f) for f in "AF"] == [known.show(f) for f in "AF"]
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
+@pytest.mark.parametrize("name", tables())
+def test_figures_are_printed_in_that_table(name: str) -> None:
+    """Each row's digits stand in a row of the table with this label."""
+    table, text = tables()[name], PAPER.read_text(encoding="utf-8")
+    end = text.index(rf"\label{{{table['label']}}}")
+    body = text[text.rindex(r"\begin{tabular}", 0, end) : end]
+    body = re.sub(r"\\(scriptsize|underline|textbf|cellcolor\{gg\}|cmidrule\{[^}]*\}|;)|[{}$]", "", body)
+    rows = [re.findall(r"(?<![\w.])(?:\d+\.\d+|-)(?![\w.])", line) for line in body.split(r"\\")]
+    printed = [" ".join(line) for line in rows]
+
+    def spell(values: list[float]) -> str:
+        return " ".join("-" if isnan(value) else f"{value:.2f}" for value in values)
+
+    for variant, way, values in figures(table):
+        each = table["Continual-VS"][variant]
+        if len(values) == 2:  # both ways, memory and speed stand in one line
+            values = [*each["a2v"], *each["v2a"], *(each[extra] for extra in ("gb", "speed") if extra in each)]
+        assert any(spell(values) in line for line in printed), (variant, way, spell(values))
+
+
+# ---- recipes
+
+
+def test_a_variant_is_its_own_whatever_is_overridden() -> None:
+    config = runs("table1", ["stream.batch_size=8", "train.lr=1e-2"])["original/stella++"]
+    assert (config.stream.batch_size, config.train.lr, config.method) == (106, 1e-2, "stella_plus")
+    assert runs("table1", ["stream.batch_size=8"])["original/er"].stream.batch_size == 8
+
+
+def test_an_override_that_a_variant_shadows_is_said(tmp_path: Path) -> None:
+    said = load("table1").shadowed(["memory.bytes=1", "train.lr=1", "stream.batch_size=8"])
+    assert said == [
+        "memory.bytes=1 does not reach gmed: there memory.bytes is the variant's own.",
+        "stream.batch_size=8 does not reach stella++: there stream.batch_size is the variant's own.",
+    ]
+    assert load("table1").shadowed(["memory.bytes=1"], only=["er"]) == []
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(StellaError):  # after it is said, before anything is run
+        reproduce("table1", [0], tmp_path, console, ["gmed"], overrides=["memory.bytes=1", "train.lrr=1"])
+    assert "memory.bytes=1 does not reach gmed" in console.file.getvalue()  # type: ignore[attr-defined]
+    (tmp_path / "results.csv").write_text(lines(("gmed", 0, 1.0)))
+    show("table1", tmp_path / "results.csv", console, ["memory.bytes=1"])
+    assert "- memory.bytes=1 does not reach gmed" in (tmp_path / "reproduce.md").read_text()
+
+
+def test_runs_can_be_chosen() -> None:
+    assert list(runs("table1", only=["er", "mir"], orders=["shuffled"])) == ["shuffled/er", "shuffled/mir"]
+    assert runs("table1", only=["er"])["shuffled/er"].data.tasks == load("table1").orders["shuffled"].tasks
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["tabel1"], "choose one of audio_selection, continual-as, continual-vs, efficiency"),
+        (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
+        (["table1", "--orders", "random"], "choose from original, shuffled"),
+        (["table1", "--seeds-list", "3,x"], "whole numbers"),
+        (["table1", "--from", "no.csv"], "no.csv cannot be read"),
+        (["table1", "train.lrr=1"], "did you mean train.lr?"),
+        (["continual-as"], "needs clips of your own: give data.path=PLACE, and data.source=folder or packed where"),
+    ],
+)
+def test_wrong_names_are_answered_with_the_right_ones(args: list[str], said: str, tmp_path: Path) -> None:
+    failed = stella.invoke(app, ["reproduce", *args, "--out", str(tmp_path)])
+    assert isinstance(failed.exception, StellaError) and said in str(failed.exception)
+
+
+def test_the_list_names_all_with_their_cost() -> None:
+    shown = " ".join(stella.invoke(app, ["reproduce"]).output.split())
+    assert all(name in shown and load(name).title in shown and load(name).cost in shown for name in names())
+
+
+# ---- results
+
+
+def lines(*figures: tuple[str, int, float]) -> str:
+    return to_csv(
+        [{"name": name, "seed": seed, "A": a, "F": "" if "multi" in name else 1.0} for name, seed, a in figures]
+    )
+
+
+def shown(name: str, text: str, folder: Path) -> str:
+    (folder / "results.csv").write_text(text)
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(name, folder / "results.csv", console)
+    return console.export_text()
+
+
+def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
+    """Names with folders before them are that run, names without an order belong to the first one."""
+    text = lines(("er", 0, 10.0), ("p1/original/er", 1, 14.0), ("original/multitask", 0, 20.0), ("shuffled/er", 0, 3.0))
+    table = shown("table1", text, tmp_path)
+    original, shuffled = table.split("Tasks in shuffled order")
+    assert "paper (Continual-VS) A ↑" in original and "ours A ↑" in original
+    assert "compare the orders of methods, not the figures" in original
+    assert re.search(r"ER +2 +12\.0 ± 2\.8 +1\.0 ± 0\.0 +11\.18, 10\.33 +7\.68, 8\.06", original)
+    assert re.search(r"Multitask +1 +20\.0 +– +18\.55, 19\.80 +–", original)
+    assert re.search(r"STELLA\+\+ +0 +– +– +17\.01, 16\.62 +3\.20, 3\.27", original)
+    assert re.search(r"class alone +8\.9", original)
+    assert re.search(r"ER +1 +3\.0 +1\.0 +11\.43, 10\.66 +5\.78, 7\.06", shuffled)
+    page = (tmp_path / "reproduce.md").read_text()
+    assert "| ER | 2 | 12.0 ± 2.8 | 1.0 ± 0.0 | 11.18, 10.33 | 7.68, 8.06 |" in page
+    assert page.count("paper (Continual-VS) A ↑") == 2 and "*class alone*" in page
+
+
+def test_the_papers_other_dataset_stands_beside_its_own_recipe(tmp_path: Path) -> None:
+    """And a CSV is shown without the clips."""
+    table = shown("continual-as", lines(("er", 0, 10.0), ("shuffled/er", 0, 3.0)), tmp_path)
+    assert "Continual-VS" not in table and "other clips of AudioSet" in table and "Scenes" not in table
+    for order, part in zip(("retrieval_table", "shuffle_retrieval_table"), table.split("shuffled order"), strict=True):
+        printed = row([order], "er", "Continual-AS")
+        assert printed is not None and "paper (Continual-AS) A ↑" in part
+        assert re.search(rf"ER +1 +[\d.]+ +1\.0 +{printed.show('A')} +{printed.show('F')}", part)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "about"),
+    [
+        ("table1", [], "Recipe: model small from base-small, learning rate 0.0005, memory 72.6 MB."),
+        ("table1", ["train.lr=1e-3", "memory.bytes=2000000"], "learning rate 0.001, memory 2 MB."),
+        ("continual-as", [], "Recipe: model base, learning rate 0.0001, memory 5,000 clips."),
+    ],
+)
+def test_a_table_says_what_was_trained(name: str, overrides: list[str], about: str, tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text(lines(("er", 0, 1.0)))
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(name, tmp_path / "results.csv", console, overrides)
+    assert about in console.export_text() and f"{about}\n\n| " in (tmp_path / "reproduce.md").read_text()
+
+
+def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
+    as_printed = [("finetune", 0, 1.0), ("er", 0, 2.0), ("derpp", 0, 3.0), ("stella", 0, 4.0), ("stella_plus", 0, 50.0)]
+    reversed_ = [(name, seed, -a) for name, seed, a in as_printed]
+    assert "with the paper's: 1.00 (5 rows)" in shown("table1", lines(*as_printed), tmp_path)
+    assert "with the paper's: -1.00 (5 rows)" in shown("table1", lines(*reversed_), tmp_path)
+
+
+def test_what_is_no_run_of_it_is_said(tmp_path: Path) -> None:
+    assert "Not in this table: other" in shown("temperature", lines(("beta-0.1", 0, 1.0), ("other", 0, 1.0)), tmp_path)
+    with pytest.raises(StellaError, match="is not of temperature: it has other"):
+        shown("temperature", lines(("other", 0, 1.0)), tmp_path)
+    with pytest.raises(StellaError, match="original/er with seed 0 twice"):
+        shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
+    text = shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
+    assert "The paper prints no numbers of this." in text and "paper (" not in text
+
+
+def test_a_table_of_another_comparison_is_left_alone(tmp_path: Path) -> None:
+    """Some variants of `why` have the names of some of table1's."""
+    results, quiet = Path(__file__).parents[2] / "results", Console(file=io.StringIO())
+    for name in ("results.csv", "reproduce.md"):
+        (tmp_path / name).write_bytes((results / "table1" / name).read_bytes())
+    with pytest.raises(StellaError, match=r"is not of why: it has .*original/cls_er"):
+        show("why", tmp_path / "results.csv", quiet)
+    (tmp_path / "some.csv").write_bytes((results / "why" / "results.csv").read_bytes())
+    show("why", tmp_path / "some.csv", quiet)
+    assert (tmp_path / "reproduce.md").read_bytes() == (results / "table1" / "reproduce.md").read_bytes()
+    assert (tmp_path / "some.md").read_text().startswith("# why")
+
+
+def test_committed_results_can_be_shown(tmp_path: Path) -> None:
+    table = shown("table1", (Path(__file__).parents[2] / "results/scenes/results.csv").read_text(), tmp_path)
+    assert re.search(r"Finetune +5 +3\.8 ± 0\.2 +22\.1 ± 0\.8 +3\.63, 4\.11", table)
+
+
+# ---- end to end
+
+
+def test_a_miniature_runs_apart_and_is_put_together(tmp_path: Path) -> None:
+    """Two variants with other commands into one folder, in the shuffled order; a second time nothing is done again."""
+    for variant in ("finetune", "er"):
+        args = ["--only", variant, "--orders", "shuffled", "--seeds-list", "3", "--out", str(tmp_path)]
+        done = stella.invoke(app, ["reproduce", "table1", *args, *MINIATURE])
+        assert done.exit_code == 0, (done.output, done.exception)
+    folder = tmp_path / "table1"
+    run = folder / "shuffled" / "er" / "seed-3"
+    assert read_json(run / "config.json")["data"]["tasks"] == list(load("table1").orders["shuffled"].tasks)
+    rows = list(csv.DictReader((folder / "results.csv").open()))
+    assert [(line["name"], line["seed"]) for line in rows] == [("shuffled/er", "3"), ("shuffled/finetune", "3")]
+    parts = [float(rows[0][f"{way}_{k}_A"]) for way in WAYS for k in (1, 5, 10)]
+    assert float(rows[0]["A"]) == pytest.approx(sum(parts) / 6)
+    assert "paper (Continual-VS)" in done.output and "shuffled order" in done.output
+
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "lock"}
+    again = stella.invoke(app, ["reproduce", "table1", *args, *MINIATURE])
+    assert again.exit_code == 0 and before == {path: path.stat().st_mtime_ns for path in before}
+    (folder / "shuffled" / "mir" / "seed-3").mkdir(parents=True)
+    (folder / "shuffled" / "mir" / "seed-3" / "config.json").write_text("{}")  # begun elsewhere, not finished
+    assert collect(tmp_path).read_text() == (folder / "results.csv").read_text().replace(
+        "shuffled/", "table1/shuffled/"
+    )
+    assert len(read_results(tmp_path / "results.csv", runs("table1"))[0]["shuffled/er"]) == 1
+
+
+def test_processes_side_by_side_share_a_folder(tmp_path: Path) -> None:
+    """Each collects and shows when it ends, at the same moment."""
+    run = tmp_path / "original" / "er" / "seed-0"
+    run.mkdir(parents=True)
+    figures = {way: {k: {"A": 1.0, "F": None} for k in ("1", "5", "10")} for way in WAYS}
+    (run / "config.json").write_text('{"method": "er", "seed": 0}')
+    (run / "environment.json").write_text('{"gpu": "G", "commit": "c", "changed_files": 0}')
+    (run / "metrics.jsonl").write_text(json.dumps({"kind": "end", "A": 1.0, "F": None, "clips": 1, **figures}) + "\n")
+
+    def again_and_again() -> None:
+        for _ in range(60):
+            show("table1", collect(tmp_path), Console(file=io.StringIO()))
+
+    several = [get_context("fork").Process(target=again_and_again) for _ in range(3)]
+    for process in several:
+        process.start()
+    for process in several:
+        process.join()
+    assert [process.exitcode for process in several] == [0, 0, 0]
+    assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("original/er,er,0,1.0,,1.0,,")
+
+
+def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
+    recipe = tmp_path / "quick.toml"
+    recipe.write_text(
+        'title = "Quick"\ncost = "none"\nlike = "efficiency"\n[orders.original]\npaper = ["efficiency"]\n'
+        '[speed]\nsteps = 2\nwarmup = 2\ngpu = ["model.preset=vast"]\n[variants]\n'
+        'finetune = { label = "Finetune", set = ["method=finetune"] }\n'
+        'lump = { label = "LUMP", set = ["method=lump"] }\n'
+    )
+    done = stella.invoke(app, ["reproduce", str(recipe), "--out", str(tmp_path), "train.device=cpu"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    table = list(csv.DictReader((tmp_path / "quick" / "results.csv").open()))
+    assert [line["name"] for line in table] == ["original/finetune", "original/lump"]
+    assert all(float(line["clips_per_second"]) > 0 and int(line["peak_bytes"]) > 1e8 for line in table)
+    assert re.search(r"Finetune +[\d.]+ +1\.00 +[\d.]+ +1\.00 +29\.46 +1\.00 +18\.34 +1\.00", done.output)
+    assert re.search(r"LUMP .* 26\.67 +0\.91 +18\.36 +1\.00", done.output)
+    args = ["--only", "lump", "--out", str(tmp_path), "train.device=cpu", "stream.batch_size=5"]
+    again = stella.invoke(app, ["reproduce", str(recipe), *args])
+    assert again.exit_code == 0, (again.output, again.exception)
+    both = {line["name"]: line for line in csv.DictReader((tmp_path / "quick" / "results.csv").open())}
+    assert both["original/finetune"] == table[0] and both["original/lump"]["batch"] == "5"  # one is measured anew
+    assert re.search(r"Finetune +[\d.]+ +1\.00", again.output)
+
+
+def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips a second, not steps, and a slow step among them does not matter: 5 clips in the usual 2 seconds."""
+    marks = iter([0.0, 2.0, 4.0, 99.0])
+    monkeypatch.setattr(Clock, "mark", lambda self: next(marks))
+    config = runs("efficiency", ["train.device=cpu", "stream.batch_size=5"])["original/finetune"]
+    assert measure(config, steps=3, warmup=1).clips_per_second == 2.5
+
+
+def test_runs_side_by_side_are_the_runs_one_after_the_other(tmp_path: Path) -> None:
+    chosen = ["--only", "finetune,er", "--orders", "original", "--seeds", "1"]
+    for processes in ("1", "2"):
+        out = ["--out", str(tmp_path / processes), "--processes", processes]
+        done = stella.invoke(app, ["reproduce", "table1", *chosen, *out, *MINIATURE])
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert "2 of 2: original/" in done.output and ", seed 0: A " in done.output
+    one, two = (tmp_path / processes / "table1" for processes in ("1", "2"))
+    for run in ("original/finetune/seed-0", "original/er/seed-0"):
+        assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
+        assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
+
+
+def test_runs_side_by_side_stop_when_they_are_told_to(tmp_path: Path) -> None:
+    """SIGTERM for the first process alone: the others save, and nothing goes on without it."""
+    chosen = [
+        "--only",
+        "finetune,er",
+        "--orders",
+        "original",
+        "--seeds",
+        "1",
+        "--processes",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    endless = [*MINIATURE, "stream.epochs=100000", "train.log_every=1"]
+    command = [sys.executable, "-m", "stella", "reproduce", "table1", *chosen, *endless]
+    runs_of_it = [tmp_path / "table1" / "original" / name / "seed-0" for name in ("finetune", "er")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as first:
+        try:
+            while not all('"step"' in _read(run / "metrics.jsonl") for run in runs_of_it):
+                assert first.poll() is None
+                time.sleep(0.2)
+            first.terminate()
+            assert first.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+    for run in runs_of_it:
+        assert list((run / "checkpoints").glob("step-*.pt"))
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_signal_while_a_run_ends_is_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Path] = []
+
+    def ended(config: RunConfig, run: Path, **_: object) -> RunResult:
+        begun.append(run)
+        return RunResult(run, finished=True, exit_code=143)
+
+    monkeypatch.setattr(many, "pretrain", ended)
+    configs = {"one": RunConfig(), "two": RunConfig()}
+    assert many.train_all(configs, [0], tmp_path, Console(file=io.StringIO())) == 143
+    assert begun == [tmp_path / "one" / "seed-0"]

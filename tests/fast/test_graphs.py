@@ -1,0 +1,80 @@
+"""On a GPU: replayed and compiled steps are the steps of the plain loop, for every method."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.small import Noise, quick
+
+from stella import selection
+from stella.data.stream import Stream
+from stella.fast.compile import compiled
+from stella.methods import METHODS
+from stella.runs.build import build_method
+from stella.runs.config import settle
+from stella.train.device import runtime
+from stella.train.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def trained(name: str, *, graph: bool, compile: str = "off", precision: str = "float32", clips: int = 40) -> Trainer:
+    """Short last batches, a memory that is filled on the way, more than one shape."""
+    settings = f"train.graph={str(graph).lower()}", f"train.compile={compile}", f"train.precision={precision}"
+    config = settle(quick(name, *settings, "train.device=cuda", "memory.clips=9"))
+    config = replace(config, stream=replace(config.stream, epochs=5))
+    machine = runtime("cuda", config.train.precision, config.train.compile)
+    stream = Stream([("one", Noise(0, clips)), ("two", Noise(1, clips + 1))], config.stream, machine.device)
+    trainer = Trainer(build_method(config, machine.device), stream, config.train, machine)
+    while trainer.advance():
+        pass
+    trainer.settle()
+    return trainer
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_replayed_steps_are_the_same_steps(name: str) -> None:
+    plain, replayed = trained(name, graph=False), trained(name, graph=True)
+    assert replayed._compute._recorded, "no step was recorded"  # type: ignore[attr-defined]
+    one, other = plain.state_dict(), replayed.state_dict()
+    for key, value in one["method"].items():
+        torch.testing.assert_close(other["method"][key], value, rtol=1e-3, atol=1e-4, msg=key)
+    assert one["counters"] == other["counters"]
+    assert all(torch.equal(one["generators"][g], other["generators"][g]) for g in one["generators"])
+    if plain.method.memory is not None:
+        assert torch.equal(one["memory"]["rows"]["id"], other["memory"]["rows"]["id"])
+        assert one["memory"]["seen"] == other["memory"]["seen"] == replayed.method.memory.seen
+
+
+@pytest.mark.parametrize("name", ["derpp", "stella", "stella_plus"])
+def test_a_step_that_is_not_finite_is_left_out_of_a_replay(name: str) -> None:
+    trainer = trained(name, graph=True, clips=12)
+    before = [p.detach().clone() for p in trainer.method.parameters()]
+    seen = trainer.method.memory.seen
+    recorded = next(iter(trainer._compute._recorded.values()))  # type: ignore[attr-defined]
+    batch = recorded.batches[0]
+    batch.audio.fill_(torch.nan)
+    recorded.graph.replay()
+    torch.cuda.synchronize()
+    assert not recorded.out.all()
+    assert all(torch.equal(p, q) for p, q in zip(trainer.method.parameters(), before, strict=True))
+    assert trainer.method.memory.seen == seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_half_precision_stays_finite(name: str) -> None:
+    trainer = trained(name, graph=True, precision="bfloat16", clips=20)
+    assert trainer.counters.left_out == 0
+    assert all(p.isfinite().all() for p in trainer.method.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("queries", "keys", "dim"), [(512, 784, 64), (144, 128, 32), (7, 5, 16)])
+def test_importance_without_the_map_is_importance(dtype: torch.dtype, queries: int, keys: int, dim: int) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(3, queries, 4, dim, device="cuda").to(dtype).transpose(1, 2)
+    k = torch.randn(3, keys, 4, dim, device="cuda").to(dtype).transpose(1, 2)
+    with compiled():
+        ours = selection.importance(q, k, 0.2)
+    naive = selection.importance(q.double().cpu(), k.double().cpu(), 0.2)
+    torch.testing.assert_close(ours.double().cpu(), naive, rtol=1e-4, atol=1e-9)

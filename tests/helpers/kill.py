@@ -1,0 +1,124 @@
+"""Kills runs with SIGKILL at random moments, resumes them, and compares: python kill.py FOLDER MOMENTS SEED
+
+First a random call of each thing in turn that a run does, so that rare ones (a checkpoint half written, a line half
+written) are met as well; then every other moment is a random time. Prints a JSON line for each moment.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.small import outcome, quick, same, use_tasks
+from stella import files
+from stella.memory import Memory
+from stella.model import weights
+from stella.model.cav import CAV
+from stella.runs.loop import pretrain
+from stella.train import checkpoint, trainer
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "in a step, before the update": (trainer, "get_total_norm"),
+    "in a step, before the memory": (Memory, "add"),
+    "evaluation": (CAV, "represent_v"),
+    "checkpoint writing": (checkpoint._Writer, "write"),
+    "checkpoint written, older ones not removed": (checkpoint, "sync_folder"),
+    "a line half written": (files.Lines, "write"),
+    "final weights": (weights, "packed"),
+}
+
+
+def hook(patch: pytest.MonkeyPatch, place: str, reached: Callable[[], None]) -> None:
+    owner, name = PLACES[place]
+    plain = getattr(owner, name)
+
+    def wrapped(*args: Any, **more: Any) -> Any:
+        reached()
+        return plain(*args, **more)
+
+    patch.setattr(owner, name, wrapped)
+
+
+def go(run: Path, minutes: float) -> None:
+    config = quick("stella", f"train.checkpoint_minutes={minutes}")
+    with (run.parent / "output").open("a") as output:
+        from rich.console import Console
+
+        assert pretrain(config, run, resume=True, console=Console(file=output)).finished
+
+
+def child(run: Path, minutes: float, place: str | None = None, call: int = 0) -> int:
+    """A process that does the run, and ends itself at the given call of a place, if there is one."""
+    if pid := os.fork():
+        return pid
+    with pytest.MonkeyPatch.context() as patch:
+        use_tasks(patch)
+        calls = 0
+
+        def reached() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                if place == "a line half written":
+                    with (run / "metrics.jsonl").open("ab") as file:
+                        file.write(b'{"kind": "step", "st')
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if place:
+            hook(patch, place, reached)
+        try:
+            go(run, minutes)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+
+
+def undisturbed(run: Path) -> tuple[dict[str, int], float]:
+    """Do the run; how often it passed each place, and how long it took."""
+    counts: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        use_tasks(patch)
+        for place in PLACES:
+            hook(patch, place, lambda place=place: counts.update([place]))  # type: ignore[misc]
+        began = time.monotonic()
+        go(run, minutes=10)
+        return dict(counts), time.monotonic() - began
+
+
+def main(root: Path, moments: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    counts, seconds = undisturbed(root / "whole")
+    expected = outcome(root / "whole")
+    draw = random.Random(seed)
+    places = draw.sample(list(PLACES), len(PLACES))
+    for moment in range(moments):
+        run = root / f"killed-{moment}"
+        minutes = draw.choice([0, 0, 10])
+        if moment >= len(places) and moment % 2:
+            where = f"after {(wait := draw.uniform(0, 0.6 * seconds)):.3f} s"
+            pid = child(run, minutes)
+            time.sleep(wait)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            place = places[moment % len(places)]
+            call = draw.randint(1, counts[place])
+            where = f"{place}, call {call} of at least {counts[place]}"
+            pid = child(run, minutes, place, call)
+        status = os.waitpid(pid, 0)[1]
+        again = os.waitpid(child(run, minutes), 0)[1]
+        found = outcome(run) if again == 0 else {}
+        print(json.dumps({"where": where, "killed": status == signal.SIGKILL, "same": same(found, expected)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,68 @@
+"""Real media files, written by the tests that read them."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+CLIPS = Path(__file__).parents[1] / "data" / "clips"
+
+
+def level_frame(level: int, width: int = 64, height: int = 48) -> np.ndarray:
+    """One grey picture, uint8 [H, W, 3]: its level tells a test which frame it sees."""
+    return np.full((height, width, 3), level, np.uint8)
+
+
+def tone(seconds: float, rate: int, channels: int = 1, hertz: float = 440.0, level: float = 0.5) -> np.ndarray:
+    """float32 [channels, S]."""
+    t = np.arange(round(seconds * rate)) / rate
+    return np.repeat(level * np.sin(2 * np.pi * hertz * t)[None], channels, 0).astype(np.float32)
+
+
+def write(
+    path: Path,
+    frames: Sequence[np.ndarray] | None,
+    audio: np.ndarray | None,
+    *,
+    fps: float = 25,
+    times: Sequence[float] | None = None,
+    codec: str = "libx264",
+    pix_fmt: str = "yuv420p",
+    options: dict[str, str] | None = None,
+    rotate: int | None = None,
+    rate: int = 16_000,
+    audio_codec: str = "aac",
+    layout: str = "mono",
+    audio_start: float = 0.0,
+) -> Path:
+    """Pictures [H, W, 3] at `times` (or at a fixed rate) and audio float32 [channels, S] into a file of any kind."""
+    with av.open(str(path), "w") as out:
+        if frames is not None:
+            video = out.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options or {})
+            video.height, video.width = frames[0].shape[:2]
+            video.pix_fmt = pix_fmt
+            video.codec_context.time_base = Fraction(1, 1000) if times is not None else 1 / Fraction(fps)
+            if rotate is not None:
+                video.set_display_rotation(rotate)
+        if audio is not None:
+            sound = out.add_stream(audio_codec, rate=rate, layout=layout)
+        if frames is not None:
+            for i, pixels in enumerate(frames):
+                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
+                frame.pts = i if times is None else round(times[i] * 1000)
+                frame.time_base = video.codec_context.time_base
+                out.mux(video.encode(frame))
+            out.mux(video.encode())
+        if audio is not None:
+            sample_format = sound.codec_context.format.name
+            resampler = av.AudioResampler(sample_format, layout, rate)
+            raw = av.AudioFrame.from_ndarray(audio, format="fltp", layout=layout)
+            raw.sample_rate = rate
+            for frame in [*resampler.resample(raw), *resampler.resample(None)]:
+                if frame is not None:
+                    frame.pts, frame.time_base = round(audio_start * rate), Fraction(1, rate)
+                    out.mux(sound.encode(frame))
+            out.mux(sound.encode())
+    return path

@@ -1,0 +1,91 @@
+"""Runs that take a second: clips of coloured noise, a model of a few patches."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stella.clip import Clip, Labels
+from stella.config import resolve
+from stella.rng import generator
+from stella.runs import loop as run_module
+from stella.runs.config import RunConfig
+
+PIXELS, SAMPLES = 36, 10_400
+SIZES = ("model.image_size=32", "model.spec_frames=64")
+QUICK = (
+    *SIZES,
+    "stream.batch_size=4",
+    "memory.clips=7",
+    "train.lr=1e-3",
+    "train.log_every=2",
+    "train.device=cpu",
+    "evaluate.batch=8",
+)
+
+
+class Noise:
+    """Clip i is a function of (seed, i), as of a source of scenes."""
+
+    def __init__(self, seed: int, length: int, task: str | None = None) -> None:
+        self.seed, self.length, self.task = seed, length, task
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Clip:
+        video, audio = self.tensors([index])
+        return Clip(f"{self.seed}/{index}", video[0], audio[0], self.labels(index))
+
+    def labels(self, index: int) -> Labels:
+        return Labels(task=self.task)
+
+    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        made = [self._make(index) for index in indices]
+        return torch.stack([v for v, _ in made]).to(device), torch.stack([a for _, a in made]).to(device)
+
+    def _make(self, index: int) -> tuple[Tensor, Tensor]:
+        gen = generator("noise", self.seed, index)
+        video = torch.randint(0, 256, (4, 3, PIXELS, PIXELS), dtype=torch.uint8, generator=gen)
+        return video, torch.rand(SAMPLES, generator=gen) - 0.5
+
+
+def noise_tasks(names: Sequence[str] = ("one", "two", "three"), clips: int = 10) -> list[tuple[str, Any]]:
+    return [(name, Noise(number, clips + number, name)) for number, name in enumerate(names)]
+
+
+def use_tasks(patch: pytest.MonkeyPatch, train: list[tuple[str, Any]] | None = None) -> None:
+    """Let runs train on these tasks, and evaluate on noise, whatever their configuration says."""
+    train = train or noise_tasks()
+    evaluate = [(name, Noise(100 + number, 12)) for number, (name, _) in enumerate(train)]
+    patch.setattr(run_module, "open_tasks", lambda *_: (train, evaluate))
+
+
+def quick(method: str = "stella", *more: str) -> RunConfig:
+    return resolve(RunConfig, None, [f"method={method}", *QUICK, *more])
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal to the last bit."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that must not depend on how often a run was interrupted: weights, memory, metrics, optimiser, generators."""
+    from stella.train.checkpoint import Checkpoints
+
+    return {
+        "metrics": (run / "metrics.jsonl").read_bytes(),
+        "weights": load_file(run / "model.safetensors"),
+        "state": Checkpoints(run / "checkpoints").load(),
+    }

@@ -1,0 +1,78 @@
+"""The package on a machine that has torch and little else: everything imports, scenes render, a step trains."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from stella.errors import MissingExtraError, require
+
+BLOCKED = ("av", "webdataset", "gradio", "tensorboard", "faiss", "torchcodec", "ray", "kaldi_native_fbank")
+
+SCRIPT = f"""
+import importlib.abc, importlib, pkgutil, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {BLOCKED!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import stella
+for module in pkgutil.walk_packages(stella.__path__, "stella."):
+    if module.name != "stella.fast.kernels":  # Triton, which comes with torch where there is a GPU
+        importlib.import_module(module.name)
+
+import torch
+from stella.data.scenes import Scenes
+from stella.media.fbank import fbank
+from stella.model.cav import CAV, preset, split_by_noise
+from stella import losses
+from stella.errors import MissingExtraError
+from stella.media.decode import Plan, decode
+
+video, waveforms = Scenes("task1", "train", 4).tensors(range(4))
+audio = fbank(waveforms, frames=256)
+model = CAV(preset("tiny"))
+out = model.pretrain(
+    model.patches_a(audio), model.patches_v(video),
+    split_by_noise(torch.rand(4, 128), 25), split_by_noise(torch.rand(4, 144), 28),
+)
+loss = losses.reconstruction(out.recon_a, out.target_a).mean() + losses.contrastive(out.z_a, out.z_v).mean()
+loss.backward()
+assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+try:
+    decode(__file__ if "__file__" in globals() else sys.executable, Plan())
+except MissingExtraError as error:
+    assert "pip install av" in str(error), error
+else:
+    raise SystemExit("decode worked without av")
+print("trained")
+"""
+
+
+def test_without_optional_packages_all_imports_and_a_step_trains() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("trained\n")
+
+
+def test_a_missing_package_names_its_remedy() -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install 'stella-av\[tensorboard\]'"):
+        require("no_such_module_xyz", "tensorboard")
+    with pytest.raises(MissingExtraError, match="pip install no_such_module_xyz"):
+        require("no_such_module_xyz.part")
+    assert require("json").__name__ == "json"
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_how_threads_wait_is_the_users_to_say(given: dict[str, str], spins: str) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    script = "import os, stella; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", script], env=kept | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == spins

@@ -1,0 +1,125 @@
+"""Which machine a run is on, and what is said where it cannot be as fast as it could."""
+
+import shutil
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stella.errors import ConfigError
+from stella.fast import compile as compiling
+from stella.runs.environment import environment
+from stella.train import device as module
+from stella.train.device import Clock, Later, runtime
+
+
+def test_a_cpu_runs_in_full_precision_as_written() -> None:
+    machine = runtime("cpu", "auto", "auto")
+    assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
+
+
+@pytest.mark.parametrize("activations", ["narrow", "all"])
+def test_a_setting_that_changes_nothing_here_is_told(activations: Any) -> None:
+    assert f"train.activations={activations} changes nothing here" in runtime("cpu", "auto", "off", activations).remark
+    assert activations not in runtime("cpu", "auto", "on", activations).remark or compiling.lacking("cpu")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no GPU can be used here"):
+        runtime("cuda")
+
+
+@pytest.mark.parametrize(
+    ("triton", "compiler", "missing"),
+    [(None, "/bin/cc", "Triton"), ("there", None, "a C compiler"), ("there", "/bin/cc", None)],
+)
+def test_what_is_missing_to_compile_is_one_sentence(
+    triton: Any, compiler: Any, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(util, "find_spec", lambda name: triton)
+    monkeypatch.setattr(shutil, "which", lambda name: compiler)
+    compiling.lacking.cache_clear()
+    try:
+        for wanted in ("auto", "on"):
+            machine = runtime("cuda", "auto", wanted)  # type: ignore[arg-type]
+            assert machine.compile == (missing is None)
+            assert missing is None or machine.remark.startswith(f"not compiled, and slower for it: {missing}")
+        assert runtime("cuda", "auto", "off").remark == ""
+        assert str(machine.device) == "cuda:0" and machine.autocast_to == torch.bfloat16
+    finally:
+        compiling.lacking.cache_clear()
+
+
+def test_a_cpu_compiles_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiler in (None, "/bin/c++"):
+        monkeypatch.setattr(shutil, "which", lambda name, found=compiler: found)
+        compiling.lacking.cache_clear()
+        try:
+            machine = runtime("cpu", "auto", "on")
+        finally:
+            compiling.lacking.cache_clear()
+        assert machine.compile == bool(compiler)
+        assert compiler or machine.remark.startswith("not compiled, and slower for it: a C++ compiler")
+
+
+def test_values_arrive_and_times_pass_on_a_cpu() -> None:
+    later, clock = Later(torch.tensor([True, False])), Clock(module.torch.device("cpu"))
+    assert later.known and later.read() == [True, False]
+    start = clock.mark()
+    assert clock.ms(start, clock.mark(inside=True)) >= 0
+
+
+def test_a_commit_is_that_of_this_package_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed below another project, as in its .venv, the package has no commit of its own."""
+
+    def git(*command: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    def found() -> tuple[str | None, int | None]:
+        facts = environment(runtime("cpu"))
+        return facts["commit"], facts["changed_files"]
+
+    monkeypatch.delenv("STELLA_COMMIT", raising=False)
+    file = tmp_path / "site-packages" / "runtime.py"
+    file.parent.mkdir()
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+    assert found() == (None, None)
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    assert found() == (None, None)
+    git("add", ".")
+    git("commit", "-m", "with this file")
+    assert found() == (git("rev-parse", "HEAD").strip(), 0)
+    file.write_text("changed")
+    assert found()[1] == 1
+    monkeypatch.setenv("STELLA_COMMIT", "given")
+    assert found() == ("given", None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_a_step_on_a_cpu_uses_memory_again_that_it_had() -> None:
+    """Finetune as in the demo: without it some 25,000 pages of a step are new."""
+    code = """
+import resource
+from stella.bench.steps import advance, make_trainer
+from stella.config import resolve
+from stella.runs.config import RunConfig, settle
+config = settle(resolve(RunConfig, None, ["method=finetune", "stream.batch_size=32", "train.device=cpu"]))
+trainer = make_trainer(config)
+def new_pages(steps):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    advance(trainer, steps)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / steps
+new_pages(6)
+print(new_pages(4))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 5000
