@@ -1,16 +1,14 @@
-"""The rehearsal memory: columns declared once, filled by reservoir sampling, drawn from without replacement.
+"""The rehearsal memory: declared columns, filled by reservoir sampling, drawn from without replacement.
 
-Which clip goes where is decided on the device the memory lies on, from an explicit generator there: on the model's
-device neither `add` nor `draw` waits for anything, and both can be captured in a CUDA graph. Storage follows what the
-model saw: uint8 frames and half-precision spectrograms, and float32 for the small columns (`stella.methods.base`
-declares them).
+Reservoir decisions are made on the memory's device, from an explicit generator there. On the model's device neither
+`add` nor `draw` waits for the device, and both can be captured in a CUDA graph. Clips are stored as the model saw
+them: uint8 frames, float16 spectrograms, float32 for the small columns (`stella.methods.base` declares them).
 """
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from stella.errors import StellaError
 
 @dataclass(frozen=True)
 class Column:
-    """What is kept of each clip under one name."""
+    """Dtype and shape of what is stored per clip under one name."""
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
@@ -32,7 +30,7 @@ class Column:
         return self.dtype.itemsize * math.prod(self.shape)
 
 
-ID = {"id": Column(torch.int64)}  # every memory has this one
+ID = {"id": Column(torch.int64)}  # a column of every memory
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,20 @@ class MemoryBatch:
 
 
 class Memory:
-    """A uniform sample of all clips ever added (reservoir sampling; Vitter, 1985), at most `capacity` of them.
+    """A uniform sample of at most `capacity` of all clips ever added (reservoir sampling; Vitter, 1985).
 
-    On the CPU it works with tensors on any device: clips travel when they are added (which waits for the device) and
-    when they are drawn (which does not). On the model's device nothing travels and nothing waits.
-
-    Rows are one more than the capacity: what is not kept is written there, so that shapes do not depend on decisions.
+    A memory on the CPU works with tensors on any device: adding clips waits for the device, drawing does not. On the
+    model's device neither waits. One spare row: rejected clips are written there, so shapes stay static.
     """
 
     def __init__(self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator) -> None:
-        """On the generator's device."""
+        """Allocate on the generator's device."""
         self.columns = ID | dict(columns)
         self.capacity, self.generator, self.device = capacity, generator, generator.device
-        check_fits(self.bytes, self.device)
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.offered = 0  # `seen` as far as is known without waiting for a device: never less
-        self._asked = 0  # the most clips that were ever drawn at once
+        self.offered = 0  # upper bound of `seen` that is known without waiting for the device
+        self._asked = 0  # the largest draw so far
+        self._commit: Tensor | None = None  # None: every write takes effect
         self._rows = {
             name: torch.zeros(capacity + 1, *column.shape, dtype=column.dtype, device=self.device)
             for name, column in self.columns.items()
@@ -77,7 +73,7 @@ class Memory:
 
     @property
     def seen(self) -> int:
-        """Clips ever added. Reads the device, as `len` does."""
+        """Number of clips ever added. Waits for the device, as `len` does."""
         return int(self._seen)
 
     def __len__(self) -> int:
@@ -85,16 +81,16 @@ class Memory:
 
     @property
     def drawable(self) -> int:
-        """What the shapes of draws depend on: as long as it stays the same, they do."""
+        """The shapes of draws depend on this number alone."""
         return min(self.offered, self.capacity, self._asked)
 
     @property
     def short(self) -> bool:
-        """Whether a draw of as many clips as the last one asked for would give fewer (or none, before the first)."""
+        """Whether a draw as large as the largest so far would return fewer clips."""
         return self.offered < min(self.capacity, max(self._asked, 1))
 
     def recount(self) -> None:
-        """Wait for the device, and know exactly how many clips there are."""
+        """Wait for the device and read the exact number of clips added."""
         self.offered = self.seen
 
     @property
@@ -103,35 +99,46 @@ class Memory:
 
     @property
     def bytes(self) -> int:
-        """What the memory takes, filled or not."""
+        """Allocated bytes without the spare row, filled or not."""
         return self.capacity * self.bytes_per_clip
 
     @property
     def ids(self) -> Tensor:
-        """Of the clips held, int64 [len], by slot."""
+        """Ids of the stored clips by slot, int64 [len]."""
         return self._rows["id"][: len(self)]
 
-    def add(self, ids: Tensor, taken: Tensor | None = None, **columns: Tensor) -> None:
+    @contextmanager
+    def commit_if(self, taken: Tensor) -> Iterator[None]:
+        """Inside, `add` and `update` change nothing where `taken` (a bool scalar on any device) is false.
+
+        The trainer skips a non-finite step this way, without the host knowing about it.
+        """
+        self._commit = taken.to(self.device)
+        try:
+            yield
+        finally:
+            self._commit = None
+
+    def add(self, ids: Tensor, admit: Tensor | None = None, **columns: Tensor) -> None:
         """Offer clips in this order; each is kept with probability capacity / clips seen so far, itself included.
 
-        Where `taken` (bool, a scalar or one a clip) is false, it is as if the clip had never come.
+        Clips for which `admit` (bool [B]) is false are not offered: they do not count as seen.
         """
         values = {"id": ids, **columns}
         if values.keys() != self.columns.keys():
             given, kept = ", ".join(values), ", ".join(self.columns)
-            raise StellaError(f"the memory keeps the columns {kept} and was given {given}; give exactly these")
+            raise StellaError(f"the memory has the columns {kept} and was given {given}; give exactly these")
         self._check(values, len(ids))
-        taken = torch.tensor(True, device=self.device) if taken is None else taken.to(self.device)
-        taken = taken.expand(len(ids))
-        slots = self._decide(taken)
-        self._seen += taken.sum()
-        self.offered += len(ids) if taken.is_cuda else int(taken.sum())
+        offered = self._committed(admit).expand(len(ids))
+        slots = self._decide(offered)
+        self._seen += offered.sum()
+        self.offered += len(ids) if offered.is_cuda else int(offered.sum())
         self._write(slots, values)
 
     def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
-        """`n` different clips, or all where fewer are held, on the device `to`; None while nothing is held.
+        """Draw `n` different clips, or all if fewer are stored, and move them to `to`; None while the memory is empty.
 
-        (On a GPU, where steps were left out while the memory is still being filled, some may come twice.)
+        (On a GPU, if steps were skipped while the memory was still filling, some clips may be drawn twice.)
         """
         self._asked = max(self._asked, n)
         n = min(n, self.offered, self.capacity)
@@ -144,25 +151,23 @@ class Memory:
         to = self.device if to is None else torch.device(to)
         return MemoryBatch(slots, {name: self._take(rows, slots, to) for name, rows in self._rows.items()})
 
-    def update(self, slots: Tensor, taken: Tensor | None = None, **columns: Tensor) -> None:
-        """Overwrite these columns of the clips in `slots` (as drawn), where `taken` is not false."""
+    def update(self, slots: Tensor, **columns: Tensor) -> None:
+        """Overwrite these columns of the clips in `slots`, as `draw` returned them."""
         if unknown := columns.keys() - self.columns.keys():
             raise StellaError(
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
         self._check(columns, len(slots))
-        slots = slots.to(self.device)
-        self._write(slots if taken is None else torch.where(taken.to(self.device), slots, self.capacity), columns)
+        self._write(torch.where(self._committed(), slots.to(self.device), self.capacity), columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """On the CPU, with the filled rows alone. Those of a memory on the CPU are its own, as a module's are: whoever
-        keeps them copies them; a checkpoint needs no second memory for them."""
-        rows = {name: _alone(t[: len(self)].cpu()) for name, t in self._rows.items()}
+        """On the CPU, filled rows only. Rows of a memory on the CPU are views of its storage, as a module's are."""
+        rows = {name: _own_storage(t[: len(self)].cpu()) for name, t in self._rows.items()}
         return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if changed := differences(state["plan"], self._plan()):
-            raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; set them back")
+            raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; restore them")
         self._seen.fill_(state["seen"])
         self.offered = state["seen"]
         for name, rows in state["rows"].items():
@@ -170,17 +175,22 @@ class Memory:
         self.generator.set_state(state["generator"].cpu())
 
     def _plan(self) -> dict[str, Any]:
-        """What a saved state is only valid with."""
+        """What a saved state is valid for."""
         columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in self.columns.items()}
         return {"capacity": self.capacity, "columns": columns}
 
-    def _decide(self, taken: Tensor) -> Tensor:
-        """Vitter's algorithm R for the next clips: the slot each goes to, `capacity` where it is not kept."""
-        count = self._seen + taken.cumsum(0)  # clips seen when each one's turn has come
-        chance = torch.rand(len(taken), generator=self.generator, dtype=torch.float64, device=self.device)
+    def _committed(self, where: Tensor | None = None) -> Tensor:
+        """`where`, and false everywhere in a step that is skipped."""
+        where = torch.ones((), dtype=torch.bool, device=self.device) if where is None else where.to(self.device)
+        return where if self._commit is None else where & self._commit
+
+    def _decide(self, offered: Tensor) -> Tensor:
+        """Vitter's algorithm R: the slot of each clip, or `capacity` (the spare row) if it is not kept."""
+        count = self._seen + offered.cumsum(0)  # clips seen up to and including each one
+        chance = torch.rand(len(offered), generator=self.generator, dtype=torch.float64, device=self.device)
         slots = torch.where(count <= self.capacity, count - 1, (chance * count).long())
-        kept = taken & (slots < self.capacity)
-        later = ((slots[:, None] == slots) & kept).triu(1).any(1)  # another clip is sent there after this one
+        kept = offered & (slots < self.capacity)
+        later = ((slots[:, None] == slots) & kept).triu(1).any(1)  # a later clip of this batch takes the same slot
         return torch.where(kept & ~later, slots, self.capacity)
 
     def _check(self, values: Mapping[str, Tensor], n: int) -> None:
@@ -190,26 +200,26 @@ class Memory:
                 expected = [n, *column.shape]
                 raise StellaError(f"the memory's column {name} takes {expected}, not {list(value.shape)}; check sizes")
             if value.is_floating_point() and not column.dtype.is_floating_point:
-                raise StellaError(f"the memory keeps {name} as {column.dtype}; give whole numbers, not {value.dtype}")
+                raise StellaError(f"the memory stores {name} as {column.dtype}; give integers, not {value.dtype}")
 
     def _write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             rows = self._rows[name]
-            narrow = value.detach().to(rows.dtype)  # before it travels
+            narrow = value.detach().to(rows.dtype)  # cast before the copy to another device
             rows.index_copy_(0, slots, narrow.to(rows.device))
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
         if rows.device.type != "cpu" or to.type == "cpu":
             return rows.index_select(0, slots).to(to, non_blocking=True)
-        # Gathered straight into pinned memory, so that the copy runs beside the host. Pinning all rows would not save
-        # this gather, and torch rounds a pinned allocation up to a power of two.
+        # Gather into pinned memory, so that the copy is asynchronous. Pinning all rows would not save this gather, and
+        # torch rounds pinned allocations up to a power of two.
         staged = torch.empty(len(slots), *rows.shape[1:], dtype=rows.dtype, pin_memory=True)
         return torch.index_select(rows, 0, slots, out=staged).to(to, non_blocking=True)
 
 
-def _alone(rows: Tensor) -> Tensor:
-    """The first rows of a tensor in a storage of no more, without a copy: torch.save writes whole storages."""
+def _own_storage(rows: Tensor) -> Tensor:
+    """The same rows over a storage that ends with them, without a copy: torch.save writes whole storages."""
     return torch.empty(0, dtype=rows.dtype).set_(rows.untyped_storage()[: rows.nbytes], 0, rows.shape, rows.stride())
 
 
@@ -218,47 +228,13 @@ def bytes_per_clip(columns: Mapping[str, Column]) -> int:
 
 
 def capacity_for(columns: Mapping[str, Column], *, clips: int | None, bytes: int | None) -> int:
-    """How many clips a memory holds that is given in clips or in bytes."""
+    """Number of clips in a memory whose size is given in clips or in bytes."""
     if (clips is None) == (bytes is None):
         raise StellaError(
-            f"the memory's size is given as clips={clips} and bytes={bytes}; give exactly one and set the other to none"
+            f"the memory's size is given as clips={clips} and bytes={bytes}; set exactly one and the other to none"
         )
     each = bytes_per_clip(columns)
     capacity = clips if clips is not None else (bytes or 0) // each
     if capacity < 0 or (clips is None and capacity < 1):
         raise StellaError(f"a memory of clips={clips}, bytes={bytes} holds no clip; one clip takes {each:,} bytes")
     return capacity
-
-
-def check_fits(bytes: int, device: torch.device | str) -> None:
-    """Refuse a memory larger than what the machine or the GPU has free."""
-    device = torch.device(device)
-    free = _free_ram() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    if bytes > free:
-        raise StellaError(
-            f"the rehearsal memory would take {bytes / 1e9:,.2f} GB and {device} has {free / 1e9:,.2f} GB free; "
-            "set memory.clips or memory.bytes lower"
-        )
-
-
-def _free_ram(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
-    """What can still be had: Linux's own estimate, or all there is where it gives none; less under a container."""
-    estimate = _numbers(meminfo)
-    free = estimate["MemAvailable"] * 1024 if "MemAvailable" in estimate else _physical_ram()
-    limit, used = _numbers(group / "memory.max"), _numbers(group / "memory.current")
-    if limit and used:
-        free = min(free, limit[""] - used[""] + _numbers(group / "memory.stat").get("inactive_file", 0))
-    return free
-
-
-def _physical_ram() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """The whole numbers of a file of the kernel's by their names ("" where a line is a number alone)."""
-    if not file.is_file():
-        return {}
-    lines = [line.replace(":", " ").split() for line in file.read_text().splitlines()]
-    pairs = [(words[0], words[1]) if len(words) > 1 else ("", words[0]) for words in lines if words]
-    return {name: int(number) for name, number in pairs if number.isdigit()}

@@ -92,5 +92,5 @@ def settle_draws(trainer: Trainer) -> None:
     memory = trainer.method.memory
     while memory is not None and memory.short:
         advance(trainer, 1)
-        if trainer.counters.left_out_in_a_row >= WARM_UPS:
+        if trainer.counters.skipped_in_a_row >= WARM_UPS:
             raise StellaError("no step has a finite loss, so nothing can be measured; set other values")

@@ -1,4 +1,4 @@
-"""Everything that is measured between tasks, as one record for `metrics.jsonl`."""
+"""All measurements between tasks, as one record for `metrics.jsonl`."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from stella.model.cav import CAV
 from stella.rng import generator
 
 Tasks = Sequence[tuple[str, Source]]
-MATCHING_CLIPS = 80  # of each task: with two pairs each the accuracy over six tasks is good to about one percent
+MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
 def evaluate_tasks(
@@ -29,18 +29,17 @@ def evaluate_tasks(
     device: torch.device | str = "cpu",
     seed: int = 0,
     autocast: Autocast = nullcontext,
-    beta: float = 0.4,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """`recall` and `avm_accuracy` in percent, `modality_gap` and `importance_ratio` per task, ready for JSON.
+    """Recall and matching accuracy in percent, modality gap and importance ratio per task, ready for JSON.
 
-    `clips` says how many of each task could be used; the others are listed in `skipped`, once however often they are
-    met. What needs a matching module is None without one, and `importance_ratio` is None for a task without masks.
-    Retrieval depends on no random number; the matching module is judged on `MATCHING_CLIPS` clips of each task, the
-    same for every seed, with mismatches that the seed chooses.
+    `clips` counts the clips of each task that could be used; the others are listed once in `skipped`. Without a
+    matching module its measurements are None; `importance_ratio` is None for a task without masks. Retrieval uses no
+    random number. The matching module is judged on `MATCHING_CLIPS` clips of each task, the same for every seed, with
+    mismatches drawn from the seed.
     """
     if not tasks:
-        raise StellaError("there is no task to evaluate on; name at least one")
+        raise StellaError("no task to evaluate on; give at least one")
     skipped = Skipped() if skipped is None else skipped
     embeddings = [
         embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}")) for name, source in tasks
@@ -59,7 +58,7 @@ def evaluate_tasks(
     for position, (_, source) in enumerate(tasks):
         some = some_of(source, MATCHING_CLIPS, generator("matching", position))
         gen = generator(seed, "matching", position)
-        matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast, beta))
+        matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast))
     ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),

@@ -1,4 +1,4 @@
-"""What the matching module has learnt: does it tell pairs apart, and does its importance fall on what sounds?"""
+"""Evaluate the matching module: does it tell pairs apart, and is its importance high on the sounding object?"""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from stella.selection import importance
 
 @dataclass(frozen=True)
 class Regions:
-    """A clip's video patches in the frames that hold an event, bool [Lv]; both all false if nothing is known."""
+    """Video patches of the frames with an event, bool [Lv]; both are all false without a mask."""
 
     inside: Tensor  # at least half of the patch is the sounding object
-    outside: Tensor  # the other patches of the same frames
+    outside: Tensor  # the other patches of these frames
 
 
 @dataclass(frozen=True)
 class Matched:
-    correct: Tensor  # bool [2N]: each clip with its own video, and with another clip's
-    ratio: Tensor  # float64 [N]: median importance inside over outside; NaN where a region is empty
+    correct: Tensor  # bool [2N]: each clip with its own video, and with another clip's video
+    ratio: Tensor  # float64 [N]: median importance inside over outside; NaN if a region is empty
 
 
 @torch.no_grad()
@@ -39,11 +39,10 @@ def evaluate_matching(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
     autocast: Autocast = nullcontext,
-    beta: float = 0.4,
 ) -> Matched:
-    """Every clip is judged once matched, and once with a video of its batch that is not its own (App. D).
+    """Judge every clip once with its own video and once with another video of its batch (App. D).
 
-    The importance is that of selection (Eq. imp_score_cal, with its β) over all patches of a clip's frames.
+    Importance is that of selection (Eq. 2, at the module's β), over all patches of a clip.
     """
     correct: list[Tensor] = []
     ratio: list[Tensor] = []
@@ -55,12 +54,12 @@ def evaluate_matching(
         where = [regions(labels, model.config) for labels in labels_of(source, batch.ids)]
         inside = torch.stack([r.inside for r in where]).to(device)  # [B, Lv]
         outside = torch.stack([r.outside for r in where]).to(device)
-        ratio.append(importance_ratio(importance(scored.qk.q_a, scored.qk.k_v, beta), inside, outside))
+        ratio.append(importance_ratio(importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
     return Matched(torch.cat(correct), torch.cat(ratio))
 
 
 def importance_ratio(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
-    """Median importance of the patches inside over that of those outside, all [B, L]: float64 [B], NaN for none."""
+    """Median importance inside over median importance outside, from [B, L] each: float64 [B], NaN if one is empty."""
     scores = importance.double()
 
     def median(where: Tensor) -> Tensor:
@@ -70,10 +69,10 @@ def importance_ratio(importance: Tensor, inside: Tensor, outside: Tensor) -> Ten
 
 
 def regions(labels: Labels, config: CAVConfig) -> Regions:
-    """Where the sounding object is, in patches, after the crop an evaluation batch gets.
+    """The sounding object in patches, after the centre crop of evaluation batches.
 
-    Frame t of T counts as the middle of the t-th of T equal parts of the clip; it holds an event if that tenth of the
-    clip does. Without `labels.events` every frame counts.
+    Frame t of T is taken from the middle of the t-th of T equal parts of the clip; it has an event if that tenth of
+    the clip has one. Without `labels.events` every frame counts.
     """
     frames, rows, columns = config.grid_v
     if labels.mask is None:
@@ -91,7 +90,7 @@ def regions(labels: Labels, config: CAVConfig) -> Regions:
 
 
 def some_of(source: Source, clips: int, generator: torch.Generator) -> Source:
-    """At most so many clips of a source, drawn once, in order."""
+    """A random subset of at most `clips` clips of a source, in order."""
     if len(source) <= clips:
         return source
     indices = torch.randperm(len(source), generator=generator)[:clips].sort().values.tolist()
@@ -99,7 +98,7 @@ def some_of(source: Source, clips: int, generator: torch.Generator) -> Source:
 
 
 def _every_pair(batch: int, generator: torch.Generator, device: torch.device) -> Pairs:
-    """All clips matched, and all passing their videos on in a circle; a clip alone meets no other."""
+    """Every clip matched, and every clip mismatched by rotating the videos; a single clip is only matched."""
     order = torch.randperm(batch, generator=generator).to(device)
     wrong = order if batch > 1 else order[:0]
     return Pairs(order, wrong, wrong.roll(-1))

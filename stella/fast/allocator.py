@@ -1,11 +1,14 @@
-"""The C library keeps memory that a step frees, for the next one."""
+"""Settings of the C library's allocator."""
 
 import ctypes
 
 
 def keep_freed_memory() -> None:
-    """glibc returns large blocks to the system once they are free, and a step's next tensor finds fresh pages to be
-    zeroed: 15% of a step of Finetune on a CPU, 5% of DER++'s. Have it keep blocks up to 32 MiB."""
+    """Let glibc keep freed blocks up to 32 MiB instead of returning them to the system.
+
+    Otherwise the next step's tensors land on fresh pages that have to be zeroed: on a CPU that is 15% of a step of
+    Finetune and 5% of DER++'s.
+    """
     trim_threshold, mmap_threshold = -1, -3  # mallopt(3)
     try:
         mallopt = ctypes.CDLL(None).mallopt

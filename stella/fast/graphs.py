@@ -1,8 +1,8 @@
-"""Steps as CUDA graphs: recorded once for each shape, then replayed without the host taking part in each kernel.
+"""Steps as CUDA graphs: recorded once for each shape, then replayed without launching each kernel from the host.
 
-What is recorded is a whole step, from the losses to the memory. It must not depend on values, and nothing on the host
-may change from step to step but what is taken care of here: random generators (which the graph advances) and how many
-clips the memory has been offered.
+A graph holds a whole step, from the losses to the memory. It must not depend on values, and the only host state that
+changes from step to step is handled here: random generators, which a replay advances, and the number of clips the
+memory was offered.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,27 +17,27 @@ from stella.memory import Memory
 Compute = Callable[[Sequence[Batch]], Tensor]
 Shape = tuple[int, ...]
 
-WARM_UPS = 3  # steps of a shape before it is recorded: kernels are compiled and workspaces made by then
+WARM_UPS = 3  # eager steps of a shape before it is recorded, to compile kernels and allocate workspaces
 MOST_GRAPHS = 6
 
 
 @dataclass(frozen=True)
 class Recorded:
     graph: torch.cuda.CUDAGraph
-    batches: list[Batch]  # where its input is read from
+    batches: list[Batch]  # static inputs
     out: Tensor
-    offered: int  # clips a replay offers to the memory
+    offered: int  # clips that a replay offers to the memory
 
 
 class Graphs:
-    """`graphs(batches)` is `compute(batches)`, replayed where a step of this shape has been recorded."""
+    """`graphs(batches)` returns `compute(batches)`, from a replay if a step of this shape was recorded."""
 
     def __init__(self, compute: Compute, memory: Memory | None, generators: Iterable[torch.Generator]) -> None:
         self.compute, self.memory = compute, memory
         self.generators = [*generators, *([memory.generator] if memory is not None else [])]
         self._times: dict[Shape, int] = {}
         self._recorded: dict[Shape, Recorded] = {}
-        # Where graphs are recorded, and so where the steps before that run.
+        # Graphs are recorded on a side stream, so the eager steps before run there too.
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, batches: Sequence[Batch]) -> Tensor:
@@ -47,9 +47,9 @@ class Graphs:
         recorded = self._recorded.get(shape)
         if recorded is None and self._times[shape] > WARM_UPS and len(self._recorded) < MOST_GRAPHS:
             recorded = self._recorded[shape] = self._record(batches)
-        return self._alone(batches) if recorded is None else self._replay(recorded, batches)
+        return self._eager(batches) if recorded is None else self._replay(recorded, batches)
 
-    def _alone(self, batches: Sequence[Batch]) -> Tensor:
+    def _eager(self, batches: Sequence[Batch]) -> Tensor:
         main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):

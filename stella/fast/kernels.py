@@ -1,6 +1,6 @@
-"""Kernels of our own, for what no library has: the column means of a softmax attention map that is never made.
+"""Triton kernels: importance as the column means of an attention map that is never materialised.
 
-Imported where a GPU is used; Triton comes with torch there.
+Imported only where a GPU is used; Triton comes with torch there.
 """
 
 import math
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = math.log2(math.e)
-ROWS, COLUMNS = 128, 64  # of the map, at a time
+ROWS, COLUMNS = 128, 64  # tile of the attention map
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _row_sums(
     q, k, out, q_b, q_h, q_l, k_b, k_h, k_l, heads, q_len, k_len, scale,
     dim: tl.constexpr, some_rows: tl.constexpr, some_columns: tl.constexpr,
 ):  # fmt: skip
-    """log2 of each row's sum of exponentials, as fused attention finds it: [B·H, Lq]."""
+    """log2 of the sum of exponentials of each row: [B·H, Lq]."""
     at = tl.program_id(1)
     q_head, k_head = q + at // heads * q_b + at % heads * q_h, k + at // heads * k_b + at % heads * k_h
     rows, dims = tl.program_id(0) * some_rows + tl.arange(0, some_rows), tl.arange(0, dim)
@@ -41,7 +41,7 @@ def _column_means(
     q, k, sums, out, q_b, q_h, q_l, k_b, k_h, k_l, heads, q_len, k_len, scale,
     dim: tl.constexpr, some_rows: tl.constexpr, some_columns: tl.constexpr,
 ):  # fmt: skip
-    """Mean over heads and rows of the map's columns: [B, Lk]."""
+    """Mean of each column of the attention map over heads and rows: [B, Lk]."""
     clip = tl.program_id(1)
     columns, dims = tl.program_id(0) * some_columns + tl.arange(0, some_columns), tl.arange(0, dim)
     total = tl.zeros([some_columns], tl.float32)
@@ -58,19 +58,21 @@ def _column_means(
 
 
 def fits(dim: int) -> bool:
-    """Whether heads of this size can be multiplied in one piece."""
+    """Whether the kernels support heads of this size."""
     return dim in (16, 32, 64, 128)
 
 
-def attention_column_means(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Mean over heads and queries of softmax(scale · q kᵀ), softmax over keys: [B, H, L, d] each -> float32 [B, Lk].
+def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
+    """`selection.importance` for q, k [B, H, L, d] on a GPU: float32 [B, Lk].
 
-    Twice the products of half an attention, and no map: products of half-precision inputs are exact in float32.
+    The first kernel finds the softmax normaliser of each row as fused attention does, the second sums normalised
+    columns. Products of half-precision inputs are exact in float32.
     """
     (batch, heads, q_len, dim), k_len = q.shape, k.shape[2]
+    scale = LOG2_E / (math.sqrt(dim) * beta)
     sums = q.new_empty(batch * heads, q_len, dtype=torch.float32)
     out = q.new_empty(batch, k_len, dtype=torch.float32)
-    shape = (*q.stride()[:3], *k.stride()[:3], heads, q_len, k_len, scale * LOG2_E)
+    shape = (*q.stride()[:3], *k.stride()[:3], heads, q_len, k_len, scale)
     how = {"dim": dim, "some_rows": ROWS, "some_columns": COLUMNS, "num_warps": 4}
     _row_sums[triton.cdiv(q_len, ROWS), batch * heads](q, k, sums, *shape, **how)
     _column_means[triton.cdiv(k_len, COLUMNS), batch](q, k, sums, out, *shape, **how)

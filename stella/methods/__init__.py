@@ -1,7 +1,7 @@
-"""The methods by name. A new one is one file beside these and one line here (docs/methods.md).
+"""The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
-Their order is that of tables and plots: the paper's, with the bounds at both ends. (`initial` comes before all that:
-it makes the weights from which the others start.)
+Tables and plots use this order: the paper's, with the lower bound first and the upper bound last. `initial` makes the
+weights that the others start from.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ METHODS: dict[str, type[Method]] = {name: _find(place) for name, place in FOUND_
 def build(
     name: str, model: CAV, args: Mapping[str, Any], objective: ObjectiveConfig, memory: MemoryConfig, seed: int
 ) -> Method:
-    """A method by its name, with its own hyper-parameters in `args`, on a model that is already on its device."""
+    """A method by name, with its hyper-parameters in `args`, on a model that is already on its device."""
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
     cls = METHODS[name]

@@ -1,4 +1,4 @@
-"""Other ways to choose patches (Tab. sampling method): DER++ on κ patches a clip, chosen without a matching module."""
+"""Other ways to choose patches (Tab. 3): DER++ on κ patches of each clip, chosen without a matching module."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -7,35 +7,30 @@ import torch
 from torch import Tensor
 
 from stella import selection
-from stella.methods.base import MemoryConfig, ObjectiveConfig, check_kept
+from stella.methods.base import ObjectiveConfig, check_kept
 from stella.methods.derpp import DERpp, DERppConfig
-from stella.model.cav import CAV, CAVConfig, Patches
-from stella.rng import generator
+from stella.model.cav import CAVConfig, Patches
 
 
 @dataclass(frozen=True)
 class AblationConfig(DERppConfig):
-    alpha: float = 0.5  # the penalty's weight
-    keep_ratio: float = 0.5  # ρ, of both modalities
+    alpha: float = 0.5  # weight of the penalty
+    keep_ratio: float = 0.5  # ρ, share of the patches kept, both modalities
 
 
 class SomePatches(DERpp):
-    """DER++ on the first κ patches of some order of each clip's."""
+    """DER++ on the first κ patches of an order of each clip's patches."""
 
     Config = AblationConfig
     cost = "twice the clips a step, the decoder on half their patches"
 
+    random = ("select",)
+
     config: AblationConfig
 
-    def __init__(
-        self, model: CAV, config: AblationConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
-    ) -> None:
-        super().__init__(model, config, objective, memory, seed)
-        self.generators["select"] = generator(seed, "select", device=self.device)
-
     @classmethod
-    def check(cls, model_config: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
-        for length in (model_config.patches_a, model_config.patches_v):
+    def check(cls, model: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
+        for length in (model.patches_a, model.patches_v):
             check_kept(selection.kappa(length, config.keep_ratio), length, objective)
 
     @abstractmethod
@@ -56,7 +51,7 @@ class SomePatches(DERpp):
 class RandomPatches(SomePatches):
     title = "Random"
     summary = "DER++ on patches chosen at random"
-    citation = "STELLA (Lee et al., ICML 2024), Tab. sampling method"
+    citation = "STELLA (Lee et al., ICML 2024), Tab. 3"
 
     def order_a(self, a: Patches) -> Tensor:
         return selection.random_order(selection.uniform(*a.positions.shape, generator=self.generators["select"]))
@@ -71,7 +66,7 @@ class MATS(SomePatches):
     citation = "Hwang et al., Efficient Video Representation Learning via Motion-Aware Token Selection, 2023"
     cost = f"{SomePatches.cost}, + embedding all of them without gradient"
 
-    # Embeddings of the content alone: positions would add the same change to all patches of a step.
+    # Without positions, which would add the same change to all patches of a step.
 
     @torch.no_grad()
     def order_a(self, a: Patches) -> Tensor:

@@ -1,11 +1,9 @@
-"""What a method is: losses of a batch, and what it remembers of it. A method never sees a task.
+"""What a method is: the losses of a batch, and what it remembers of it. A method never sees a task.
 
-`loss` gives named parts, `after_step` fills the memory, `follow` moves what follows the weights; backward, steps and
-casts are the trainer's. What all methods share stands here: the objective L on given patches, the draw from memory, the
-columns of a whole clip.
-
-Random numbers come from `generators`, each for one purpose, so that methods that differ elsewhere see the same masks
-and the same memory: "mask" gives each patch of each clip its noise [clips, L], audio first, current clips first.
+A method says four things: its `loss`, what it stores of a batch (`after_batch`), what it does after a step
+(`after_step`), and which model is evaluated. Backward, optimiser steps, casts, moving averages and skipping non-finite
+steps belong to the trainer. This file has what methods share: the objective L on given patches, the draw from memory,
+the columns of a whole clip.
 """
 
 import operator
@@ -28,39 +26,41 @@ from stella.rng import generator
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """L = recon_a + recon_v + λ·contrastive (Eq. recon-loss, contr-loss)."""
+    """L = recon_a + recon_v + λ·contrastive (Eq. 8 and 9)."""
 
-    contrast_weight: float = 0.1  # λ
-    tau: float = 0.05
-    mask_ratio: float = 0.8
-    norm_pix: bool = True
+    contrast_weight: float = 0.1  # λ, weight of the contrastive loss
+    tau: float = 0.05  # temperature of the contrastive loss
+    mask_ratio: float = 0.8  # share of the patches that is masked
+    norm_pix: bool = True  # reconstruct patches normalised one by one
 
     def __post_init__(self) -> None:
         if not (0 < self.mask_ratio < 1 and self.tau > 0 and self.contrast_weight >= 0):
             raise ConfigError(
                 f"objective.mask_ratio={self.mask_ratio} must lie between 0 and 1, tau={self.tau} above 0 and "
-                f"contrast_weight={self.contrast_weight} not below 0"
+                f"contrast_weight={self.contrast_weight} must not be negative"
             )
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Exactly one of `clips` and `bytes` is given, the other is none."""
+    """Size and place of the rehearsal memory. Set exactly one of `clips` and `bytes`, the other to none."""
 
-    clips: int | None = 2000
-    bytes: int | None = None
-    device: Literal["cpu", "model"] = "model"  # "model": where the model is; "cpu" where a GPU has no room for it
+    clips: int | None = 2000  # capacity in clips
+    bytes: int | None = None  # capacity in bytes
+    device: Literal["cpu", "model"] = "model"  # "model": on the model's device; "cpu" if the GPU has no room
 
 
 @dataclass(frozen=True)
 class NoConfig:
-    """For methods without hyper-parameters of their own."""
+    """For methods without hyper-parameters."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    parts: dict[str, Tensor]  # scalars, already weighted
-    keep: dict[str, Tensor] = field(default_factory=dict)  # [B, …] detached, the memory's columns of the current clips
+    """What `loss` returns. A method that needs more in `after_batch` returns a subclass."""
+
+    parts: dict[str, Tensor]  # weighted scalars; their sum is trained on
+    rows: dict[str, Tensor] = field(default_factory=dict)  # memory columns of the current clips [B, …], detached
 
     @property
     def total(self) -> Tensor:
@@ -68,87 +68,101 @@ class Losses:
 
 
 class Method(nn.Module, ABC):
-    """Build one with `stella.methods.build`, on a model that is already on its device."""
+    """Build one with `stella.methods.build`, on a model that is already on its device.
+
+    Subclasses add modules and buffers in `setup`. State that changes from step to step is a buffer or a memory column.
+    Random numbers come from `self.generators[name]`: "mask" and the names listed in `random`. One generator for each
+    purpose: methods that differ elsewhere see the same masks and the same memory.
+    """
 
     Config: ClassVar[type[Any]] = NoConfig
-    title: ClassVar[str]  # as tables and plots call it
+    title: ClassVar[str]  # name in tables and plots
     summary: ClassVar[str]  # one line
     citation: ClassVar[str]
-    cost: ClassVar[str]  # of a step beside Finetune's: one phrase
+    cost: ClassVar[str]  # cost of a step relative to Finetune, one phrase
+    random: ClassVar[tuple[str, ...]] = ()  # generators besides "mask"
     joint: ClassVar[bool] = False  # trains on all tasks shuffled into one
-    beta: float = 0.4  # the temperature at which importance is measured between tasks
-    lr: float = 1e-4  # the learning rate; a trainer sets it to its own
 
     config: Any
     avm: AVM | None
     memory: Memory | None
-    generators: dict[str, torch.Generator]  # all but the memory's own: the trainer saves them
+    generators: dict[str, torch.Generator]  # saved with checkpoints
 
     def __init__(self, model: CAV, config: Any, objective: ObjectiveConfig, memory: MemoryConfig, seed: int) -> None:
         super().__init__()
         self.check(model.config, config, objective)
         self.model, self.config, self.objective = model, config, objective
-        self.avm = None
+        self.avm, self.memory = None, None
         self.device = next(model.parameters()).device
-        self.generators = {"mask": generator(seed, "mask", device=self.device)}
-        columns, where = self.columns(model.config, config), "cpu" if memory.device == "cpu" else self.device
-        self.memory = None
-        if columns is not None:
+        self.generators = {name: generator(seed, name, device=self.device) for name in ("mask", *self.random)}
+        if (columns := self.columns(model.config, config)) is not None:
+            where = "cpu" if memory.device == "cpu" else self.device
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
             self.memory = Memory(columns, capacity, generator(seed, "memory", device=where))
+        self.setup()
+
+    # ---- what a method defines
 
     @classmethod
-    def check(cls, model_config: CAVConfig, config: Any, objective: ObjectiveConfig) -> None:
-        """Refuse what cannot be with a model of these sizes, before there is one."""
-        for length in (model_config.patches_a, model_config.patches_v):
+    def check(cls, model: CAVConfig, config: Any, objective: ObjectiveConfig) -> None:
+        """Refuse a configuration that does not fit a model of these sizes, before it is built."""
+        for length in (model.patches_a, model.patches_v):
             check_kept(length, length, objective)
 
     @classmethod
-    def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column] | None:
-        """What the memory keeps of each clip; None for a method without memory."""
+    def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column] | None:
+        """Memory columns of a clip besides its id; None for a method without memory."""
         return None
+
+    def setup(self) -> None:
+        """Add modules and buffers of the method's own."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Losses:
-        """Differentiable; never waits for the device."""
+        """The losses of a batch. Never waits for the device."""
 
-    def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
-        """To be called once for each batch, with its losses and whether its step was taken (a bool scalar, on the
-        device: a method must not wait for it, and must change nothing where it is false)."""
+    def after_batch(self, batch: Batch, losses: Losses) -> None:
+        """Called after the step for each of its batches. By default: offer the current clips to the reservoir."""
         if self.memory is not None:
-            self.memory.add(batch.ids, taken, **losses.keep)
+            self.memory.add(batch.ids, **losses.rows)
 
-    def follow(self, taken: Tensor) -> None:
-        """To be called once for each step, however many batches it had, after these; `taken` as for `after_step`."""
+    def after_step(self) -> None:
+        """Called once after the step and after `after_batch` of all its batches."""
+
+    def attach(self, optimizer: torch.optim.Adam) -> None:
+        """Called once with the optimiser of the run, for methods that look ahead of a step."""
 
     @property
     def eval_model(self) -> CAV:
+        """The model that is evaluated and saved."""
         return self.model
 
+    # ---- what methods share
+
     def draw(self, batch: Batch) -> MemoryBatch | None:
-        """As many clips from memory as the batch has, on the model's device; None while there are none."""
+        """As many clips from memory as the batch has, on the model's device; None while the memory is empty."""
         return self.memory.draw(len(batch), to=self.device) if self.memory is not None else None
 
     def with_memory(self, batch: Batch) -> tuple[Patches, Patches, MemoryBatch | None]:
-        """x ∪ m, audio and video, and m: the current clips, then as many from memory."""
+        """Audio and video patches of x ∪ m (current clips first), and the drawn clips m."""
         drawn = self.draw(batch)
         a = self.model.patches_a(joined(batch.audio, drawn, "audio"))
         return a, self.model.patches_v(joined(batch.video, drawn, "video")), drawn
 
     def pretrain(self, a: Patches, v: Patches) -> Pretrained:
-        """The backbone on these patches (all of a clip's or some), masked at random."""
+        """The backbone on these patches (all or some of each clip), masked at random."""
         return self.model.pretrain(a, v, *self.splits(a, v))
 
-    def splits(self, a: Patches, v: Patches) -> tuple[Split, Split]:
-        """A random mask of these patches. Whoever runs several models on the same masks draws it once."""
-        return self._split(a, self.model.config.patches_a), self._split(v, self.model.config.patches_v)
+    def splits(self, a: Patches, v: Patches, noise: str = "mask") -> tuple[Split, Split]:
+        """A random mask of these patches, from the generator `noise`, audio first."""
+        return self._split(a, self.model.config.patches_a, noise), self._split(v, self.model.config.patches_v, noise)
 
     def parts(self, out: Pretrained) -> dict[str, Tensor]:
-        """The three parts of L, each the mean over the clips."""
+        """The three parts of L, averaged over the clips."""
         return {name: part.mean() for name, part in self.clip_parts(out).items()}
 
     def clip_parts(self, out: Pretrained) -> dict[str, Tensor]:
-        """The three parts of L of each clip, weighted: [B] each. Clips are one another's negatives."""
+        """The three weighted parts of L of each clip, [B] each. All clips are negatives of one another."""
         return self.recon_parts(out) | {"contrastive": self.contrastive_part(out.z_a, out.z_v)}
 
     def recon_parts(self, out: Pretrained) -> dict[str, Tensor]:
@@ -163,17 +177,17 @@ class Method(nn.Module, ABC):
     def contrastive_part(self, z_a: Tensor, z_v: Tensor) -> Tensor:
         return self.objective.contrast_weight * losses.contrastive(z_a, z_v, self.objective.tau)
 
-    def _split(self, patches: Patches, length: int) -> Split:
-        """A share of *all* `length` patches is visible, the others of these are reconstructed.
+    def _split(self, patches: Patches, length: int, noise: str) -> Split:
+        """A share of *all* `length` patches is visible; the others of the given patches are masked.
 
-        The noise belongs to a patch wherever it stands: whoever keeps all patches masks as if nothing were selected.
+        Noise is drawn per position, so keeping all patches gives the same mask as no selection.
         """
-        noise = selection.uniform(len(patches.positions), length, generator=self.generators["mask"])
-        return split_by_noise(noise.gather(1, patches.positions), selection.visible(length, self.objective.mask_ratio))
+        drawn = selection.uniform(len(patches.positions), length, generator=self.generators[noise])
+        return split_by_noise(drawn.gather(1, patches.positions), selection.visible(length, self.objective.mask_ratio))
 
 
 def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
-    """Refuse a selection that leaves nothing to see, or nothing to reconstruct beside it."""
+    """Refuse a selection that leaves no visible or no masked patch."""
     visible = selection.visible(length, objective.mask_ratio)
     if visible < 1:
         raise ConfigError(
@@ -187,17 +201,17 @@ def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
         )
 
 
-def clip_columns(config: CAVConfig) -> dict[str, Column]:
+def clip_columns(model: CAVConfig) -> dict[str, Column]:
     """A clip as the model saw it."""
     return {
-        "video": Column(torch.uint8, (config.frames, 3, config.image_size, config.image_size)),
-        "audio": Column(torch.float16, (config.spec_frames, config.mel_bins)),
+        "video": Column(torch.uint8, (model.frames, 3, model.image_size, model.image_size)),
+        "audio": Column(torch.float16, (model.spec_frames, model.mel_bins)),
     }
 
 
-def output_columns(config: CAVConfig) -> dict[str, Column]:
+def output_columns(model: CAVConfig) -> dict[str, Column]:
     """Its pooled outputs, for `penalty`."""
-    return {"z_a": Column(torch.float32, (config.dim,)), "z_v": Column(torch.float32, (config.dim,))}
+    return {"z_a": Column(torch.float32, (model.dim,)), "z_v": Column(torch.float32, (model.dim,))}
 
 
 def clip_rows(batch: Batch) -> dict[str, Tensor]:
@@ -205,19 +219,17 @@ def clip_rows(batch: Batch) -> dict[str, Tensor]:
 
 
 def output_rows(out: Pretrained, batch: Batch) -> dict[str, Tensor]:
-    """Of the current clips, which stand before memory's."""
+    """Pooled outputs of the current clips, which come first in x ∪ m."""
     return {"z_a": out.z_a[: len(batch)].detach(), "z_v": out.z_v[: len(batch)].detach()}
 
 
 def joined(now: Tensor, drawn: MemoryBatch | None, name: str) -> Tensor:
-    """Current rows, then the drawn ones' column: x ∪ m."""
+    """Rows of the current clips, then the drawn clips' column: x ∪ m."""
     return now if drawn is None else torch.cat([now, drawn[name]])
 
 
-def penalty(out: Pretrained, drawn: MemoryBatch | None) -> Tensor:
-    """MSE(z_a, stored) + MSE(z_v, stored) over the memory part of x ∪ m; 0 while the memory is empty."""
-    if drawn is None:
-        return out.z_a.new_zeros(())
-    past_a, past_v = out.z_a[-len(drawn) :], out.z_v[-len(drawn) :]
-    distance = losses.feature_penalty(past_a, drawn["z_a"]) + losses.feature_penalty(past_v, drawn["z_v"])
+def penalty(out: Pretrained, z_a: Tensor, z_v: Tensor) -> Tensor:
+    """MSE(z_a, target) + MSE(z_v, target), targets [n, D], over the last n clips of x ∪ m: the drawn ones."""
+    n = len(z_a)
+    distance = losses.feature_penalty(out.z_a[-n:], z_a) + losses.feature_penalty(out.z_v[-n:], z_v)
     return distance.mean()

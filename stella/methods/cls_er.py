@@ -1,36 +1,40 @@
-"""CLS-ER: ER, and two slow copies of the model say what memory's clips should look like.
-
-`generators` beside "mask": "ema" decides after each step whether the stable copy follows, then the plastic one.
-"""
+"""CLS-ER: ER with a penalty on the distance of drawn clips' outputs to the better of two slow copies of the model."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows
-from stella.methods.ema import Average, check_shares, clip_loss, consistency, rows
+from stella.losses import pair_nll
+from stella.methods.base import Losses, clip_rows, penalty
 from stella.methods.er import ER
 from stella.model.cav import CAV, Patches, Split
-from stella.rng import generator
+from stella.model.slow import SlowWeights, check_shares
 
 
 @dataclass(frozen=True)
 class CLSERConfig:
     """The paper's values, the same on Continual-VS and Continual-AS."""
 
-    weight: float = 0.1  # λ, of the distance to the teacher
-    alpha_stable: float = 0.999  # α_S, the most a copy keeps of itself
-    alpha_plastic: float = 0.999  # α_P
-    rate_stable: float = 0.6  # r_S, how often a copy follows
+    weight: float = 0.1  # λ, weight of the distance to the teacher
+    alpha_stable: float = 0.999  # α_S, largest decay of the stable copy
+    alpha_plastic: float = 0.999  # α_P, largest decay of the plastic copy
+    rate_stable: float = 0.6  # r_S, probability of an update after a step
     rate_plastic: float = 0.8  # r_P
+    evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the stable copy
 
     def __post_init__(self) -> None:
         if not self.weight >= 0:
-            raise ConfigError(f"weight={self.weight} must be 0 or more")
-        check_shares(**{name: value for name, value in vars(self).items() if name != "weight"})
+            raise ConfigError(f"weight={self.weight} must not be negative")
+        check_shares(
+            alpha_stable=self.alpha_stable,
+            alpha_plastic=self.alpha_plastic,
+            rate_stable=self.rate_stable,
+            rate_plastic=self.rate_plastic,
+        )
 
 
 class CLSER(ER):
@@ -42,16 +46,14 @@ class CLSER(ER):
         "Learning System, ICLR 2022"
     )
     cost = "twice the clips a step, + two passes without gradient over memory's clips, + two copies of the model"
+    random = ("ema",)
 
     config: CLSERConfig
 
-    def __init__(
-        self, model: CAV, config: CLSERConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
-    ) -> None:
-        super().__init__(model, config, objective, memory, seed)
-        self.stable = Average(model, config.alpha_stable, config.rate_stable)
-        self.plastic = Average(model, config.alpha_plastic, config.rate_plastic)
-        self.generators["ema"] = generator(seed, "ema", device=self.device)
+    def setup(self) -> None:
+        c, draws = self.config, self.generators["ema"]
+        self.stable = SlowWeights(self.model, c.alpha_stable, c.rate_stable, draws)
+        self.plastic = SlowWeights(self.model, c.alpha_plastic, c.rate_plastic, draws)
 
     def loss(self, batch: Batch) -> Losses:
         a, v, drawn = self.with_memory(batch)
@@ -60,22 +62,20 @@ class CLSER(ER):
         distance = out.z_a.new_zeros(())
         if drawn is not None:
             past = slice(len(batch), None)
-            taught = self.teach(rows(a, past), rows(v, past), rows(split_a, past), rows(split_v, past))
-            distance = consistency(out, *taught)
+            distance = penalty(out, *self.teach(a[past], v[past], split_a[past], split_v[past]))
         return Losses(self.parts(out) | {"consistency": self.config.weight * distance}, clip_rows(batch))
 
     @torch.no_grad()
     def teach(self, a: Patches, v: Patches, split_a: Split, split_v: Split) -> tuple[Tensor, Tensor]:
-        """z_a and z_v of each clip from the copy with the lower loss on it; the clips are one another's negatives."""
+        """Targets z_a, z_v of the drawn clips, each from the copy that gives the true pair the higher probability:
+        z_v by the audio-to-video softmax, z_a by the video-to-audio one."""
         stable, plastic = (each.model.pretrain(a, v, split_a, split_v) for each in (self.stable, self.plastic))
-        better = clip_loss(self.clip_parts(stable)) < clip_loss(self.clip_parts(plastic))
-        better = better[:, None]
-        return torch.where(better, stable.z_a, plastic.z_a), torch.where(better, stable.z_v, plastic.z_v)
-
-    def follow(self, taken: Tensor) -> None:
-        for each in (self.stable, self.plastic):
-            each.follow(self.model, self.generators["ema"], taken)
+        stable_v, stable_a = pair_nll(stable.z_a, stable.z_v, self.objective.tau)  # negatives: the drawn clips
+        plastic_v, plastic_a = pair_nll(plastic.z_a, plastic.z_v, self.objective.tau)
+        z_a = torch.where((stable_a < plastic_a)[:, None], stable.z_a, plastic.z_a)
+        z_v = torch.where((stable_v < plastic_v)[:, None], stable.z_v, plastic.z_v)
+        return z_a, z_v
 
     @property
     def eval_model(self) -> CAV:
-        return self.stable.model
+        return self.stable.model if self.config.evaluate == "stable" else self.model

@@ -1,25 +1,19 @@
-"""DER++: ER, and the pooled outputs of memory's clips shall stay what they were when the clips came."""
+"""DER++: ER with a penalty on the drift of the pooled outputs of drawn clips since they were stored."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from stella.clip import Batch
-from stella.memory import Column
-from stella.methods.base import (
-    Losses,
-    Method,
-    clip_columns,
-    clip_rows,
-    output_columns,
-    output_rows,
-    penalty,
-)
-from stella.model.cav import CAVConfig, Patches
+from stella.memory import Column, MemoryBatch
+from stella.methods.base import Losses, Method, clip_columns, clip_rows, output_columns, output_rows, penalty
+from stella.model.cav import CAVConfig, Patches, Pretrained
 
 
 @dataclass(frozen=True)
 class DERppConfig:
-    alpha: float = 0.5  # the penalty's weight (1.0 on Continual-AS)
+    alpha: float = 0.5  # weight of the penalty (1.0 on Continual-AS)
 
 
 class DERpp(Method):
@@ -32,15 +26,20 @@ class DERpp(Method):
     config: DERppConfig
 
     @classmethod
-    def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:
-        return clip_columns(model_config) | output_columns(model_config)
+    def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column]:
+        return clip_columns(model) | output_columns(model)
 
     def loss(self, batch: Batch) -> Losses:
         a, v, drawn = self.with_memory(batch)
         out = self.pretrain(*self.choose(a, v))
-        parts = self.parts(out) | {"penalty": self.config.alpha * penalty(out, drawn)}
+        parts = self.parts(out) | {"penalty": self.config.alpha * stored_penalty(out, drawn)}
         return Losses(parts, clip_rows(batch) | output_rows(out, batch))
 
     def choose(self, a: Patches, v: Patches) -> tuple[Patches, Patches]:
-        """The patches to train on: all. (`ablations` choose some.)"""
+        """The patches to train on: all of them. The ablations Random and MATS choose some."""
         return a, v
+
+
+def stored_penalty(out: Pretrained, drawn: MemoryBatch | None) -> Tensor:
+    """The distance of the drawn clips' pooled outputs to the stored ones; 0 while the memory is empty."""
+    return out.z_a.new_zeros(()) if drawn is None else penalty(out, drawn["z_a"], drawn["z_v"])

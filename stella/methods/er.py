@@ -1,4 +1,4 @@
-"""Experience Replay: L(x ∪ m), one forward pass, negatives shared."""
+"""Experience Replay: L(x ∪ m) in one forward pass, with shared negatives."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ class ER(Method):
     cost = "twice the clips a step"
 
     @classmethod
-    def columns(cls, model_config: CAVConfig, config: Any) -> dict[str, Column]:
-        return clip_columns(model_config)
+    def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column]:
+        return clip_columns(model)
 
     def loss(self, batch: Batch) -> Losses:
         a, v, _ = self.with_memory(batch)

@@ -1,38 +1,44 @@
-"""ESMER: ER that learns less from clips on which a slow copy of the model errs much, and that copy teaches on memory's.
+"""ESMER: ER that learns less from clips on which a slow copy of the model has a high loss; the copy teaches replay.
 
-Clips are weighed by ℓ_s, the copy's loss on them, against its running mean μ. Left out, since it needs task boundaries:
-the original's warm-up after each. `generators` beside "mask": "ema" decides after each step whether the copy follows.
+ℓ_s is the slow copy's loss of a clip and μ its running mean. The original's warm-up after each task boundary is left
+out, since it needs boundaries.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows
-from stella.methods.ema import Average, check_shares, clip_loss, consistency, rows
+from stella.methods.base import Losses, clip_rows, penalty
 from stella.methods.er import ER
 from stella.model.cav import CAV
-from stella.rng import generator
+from stella.model.slow import SlowWeights, check_shares
 
 
 @dataclass(frozen=True)
 class ESMERConfig:
-    """The paper's values on Continual-VS; what differs on Continual-AS stands beside it."""
+    """The paper's values on Continual-VS."""
 
-    alpha_loss: float = 0.99  # α_l, what μ keeps of itself
-    beta: float = 1.0  # up to β·μ a clip counts in full and may be remembered
-    gamma: float = 0.15  # the weight of the distance to the copy (0.2 on Continual-AS)
-    alpha: float = 0.999  # the most the copy keeps of itself
-    rate: float = 0.2  # r, how often it follows
+    alpha_loss: float = 0.99  # α_l, largest decay of μ
+    beta: float = 1.0  # clips with ℓ_s up to β·μ have full weight and may be stored
+    gamma: float = 0.15  # weight of the distance to the slow copy (0.2 on Continual-AS)
+    alpha: float = 0.999  # largest decay of the slow copy
+    rate: float = 0.2  # r, probability of an update of the slow copy after a step
+    evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the slow copy
 
     def __post_init__(self) -> None:
         if not (self.beta > 0 and self.gamma >= 0):
-            raise ConfigError(f"beta={self.beta} must be above 0, and gamma={self.gamma} must be 0 or more")
+            raise ConfigError(f"beta={self.beta} must be above 0 and gamma={self.gamma} must not be negative")
         check_shares(alpha_loss=self.alpha_loss, alpha=self.alpha, rate=self.rate)
+
+
+@dataclass(frozen=True)
+class ESMERLosses(Losses):
+    errors: Tensor | None = None  # ℓ_s [B] of the current clips
+    admit: Tensor | None = None  # bool [B], clips that may be stored
 
 
 class ESMER(ER):
@@ -44,58 +50,57 @@ class ESMER(ER):
         "in Continual Learning, ICLR 2023"
     )
     cost = "twice the clips a step, + one pass without gradient over all of them, + a copy of the model"
+    random = ("ema",)
 
     config: ESMERConfig
-    mean: Tensor  # μ; infinite before the first step, when every clip counts in full and may be remembered
+    mean: Tensor  # μ
+    updates: Tensor  # of μ so far; before the first one every clip has full weight and may be stored
 
-    def __init__(
-        self, model: CAV, config: ESMERConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
-    ) -> None:
-        super().__init__(model, config, objective, memory, seed)
-        self.stable = Average(model, config.alpha, config.rate)
-        self.register_buffer("mean", torch.full((), math.inf, device=self.device))
-        self.generators["ema"] = generator(seed, "ema", device=self.device)
+    def setup(self) -> None:
+        self.stable = SlowWeights(self.model, self.config.alpha, self.config.rate, self.generators["ema"])
+        self.register_buffer("mean", torch.zeros((), device=self.device))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64, device=self.device))
 
     def loss(self, batch: Batch) -> Losses:
-        """One mean over x ∪ m as in ER, current clips multiplied by their weights. (The original adds two means.)"""
+        """One mean over x ∪ m as in ER, with the current clips weighted."""
         a, v, drawn = self.with_memory(batch)
         splits, now = self.splits(a, v), len(batch)
         out = self.model.pretrain(a, v, *splits)
         with torch.no_grad():
             stable = self.stable.model.pretrain(a, v, *splits)
-            errors = clip_loss(self.clip_parts(rows(stable, slice(now))))  # ℓ_s [B], no clip of memory a negative
-            enters = self.counts(errors)
-            weight = torch.where(enters, 1, self.mean / errors)
+            errors = sum_parts(self.clip_parts(stable[:now]))  # negatives: the current clips
+            admit = self.low(errors)
+            weight = torch.where(admit, 1, self.mean / errors)
             weight = torch.cat([weight, weight.new_ones(len(out.z_a) - now)])
         parts = {name: (weight * part).mean() for name, part in self.clip_parts(out).items()}
-        distance = out.z_a.new_zeros(()) if drawn is None else consistency(out, stable.z_a[now:], stable.z_v[now:])
-        keep = clip_rows(batch) | {"errors": errors, "enters": enters}
-        return Losses(parts | {"consistency": self.config.gamma * distance}, keep)
+        distance = out.z_a.new_zeros(()) if drawn is None else penalty(out, stable.z_a[now:], stable.z_v[now:])
+        return ESMERLosses(parts | {"consistency": self.config.gamma * distance}, clip_rows(batch), errors, admit)
 
-    def counts(self, errors: Tensor) -> Tensor:
-        """Bool [B]: the clips that count in full and may enter the reservoir."""
-        return errors <= self.config.beta * self.mean
+    def low(self, errors: Tensor) -> Tensor:
+        """Bool [B]: ℓ_s ≤ β·μ, or true while μ is unknown."""
+        return (self.updates == 0) | (errors <= self.config.beta * self.mean)
 
-    def after_step(self, batch: Batch, losses: Losses, taken: Tensor) -> None:
-        keep = dict(losses.keep)
-        errors, enters = keep.pop("errors"), keep.pop("enters")
-        super().after_step(batch, replace(losses, keep=keep), taken & enters)
-        now = usual(errors)
-        first, known = self.mean.isinf(), taken & now.isfinite()  # a weight of 0 hides an infinite error from `taken`
-        mean = torch.where(first, now, self.config.alpha_loss * self.mean + (1 - self.config.alpha_loss) * now)
-        self.mean.copy_(torch.where(known, mean, self.mean))
-
-    def follow(self, taken: Tensor) -> None:
-        self.stable.follow(self.model, self.generators["ema"], taken)
+    def after_batch(self, batch: Batch, losses: Losses) -> None:
+        assert isinstance(losses, ESMERLosses) and losses.errors is not None and self.memory is not None
+        self.memory.add(batch.ids, losses.admit, **losses.rows)
+        now = trimmed_mean(losses.errors)
+        decay = (1 - 1 / (self.updates + 1)).clamp_max(self.config.alpha_loss)
+        known = now.isfinite()  # a clip's weight of 0 can hide an infinite error from the loss
+        self.mean.copy_(torch.where(known, decay * self.mean + (1 - decay) * now, self.mean))
+        self.updates += known
 
     @property
     def eval_model(self) -> CAV:
-        """The copy, as in its publication."""
-        return self.stable.model
+        return self.stable.model if self.config.evaluate == "stable" else self.model
 
 
-def usual(errors: Tensor) -> Tensor:
-    """The mean of errors [B] without those over their mean + 1 standard deviation."""
+def sum_parts(parts: dict[str, Tensor]) -> Tensor:
+    """L of each clip [B] from its parts."""
+    return torch.stack(list(parts.values())).sum(0)
+
+
+def trimmed_mean(errors: Tensor) -> Tensor:
+    """The mean of errors [B] without those above mean + one standard deviation."""
     limit = errors.mean() + errors.std(correction=min(1, len(errors) - 1))
     kept = errors <= limit
     return torch.where(kept, errors, 0).sum() / kept.sum()

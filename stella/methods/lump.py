@@ -1,7 +1,4 @@
-"""LUMP: trains on mixtures of current and memory's clips instead of on both.
-
-`generators` beside "mask": "mix" gives the weight of each batch.
-"""
+"""LUMP: trains on mixtures of current clips and clips from memory, instead of on both."""
 
 from dataclasses import dataclass
 
@@ -10,16 +7,14 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.methods.base import Losses, MemoryConfig, ObjectiveConfig, clip_rows
+from stella.methods.base import Losses, clip_rows
 from stella.methods.er import ER
-from stella.model.cav import CAV
-from stella.rng import generator
 from stella.selection import pair_past
 
 
 @dataclass(frozen=True)
 class LUMPConfig:
-    concentration: float = 0.1  # λ of Beta(λ, λ) (0.05 on Continual-AS)
+    concentration: float = 0.1  # λ of Beta(λ, λ), from which the mixing weight is drawn (0.05 on Continual-AS)
 
     def __post_init__(self) -> None:
         if not 0 < self.concentration < float("inf"):
@@ -32,17 +27,12 @@ class LUMP(ER):
     summary = "mixes each clip with one from memory, pixels and spectrogram by the same weight"
     citation = "Madaan et al., Representational Continuity for Unsupervised Continual Learning, ICLR 2022"
     cost = "as Finetune"
+    random = ("mix",)
 
     config: LUMPConfig
 
-    def __init__(
-        self, model: CAV, config: LUMPConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
-    ) -> None:
-        super().__init__(model, config, objective, memory, seed)
-        self.generators["mix"] = generator(seed, "mix", device=self.device)
-
     def loss(self, batch: Batch) -> Losses:
-        """L(mix·x + (1 − mix)·m), and L(x) while the memory is empty. Where m is shorter than x it starts again."""
+        """L(mix·x + (1 − mix)·m), or L(x) while the memory is empty. If m is shorter than x, its clips repeat."""
         audio, video = batch.audio, self.model.normalise(batch.video)
         drawn = self.draw(batch)
         if drawn is not None:
@@ -54,9 +44,9 @@ class LUMP(ER):
 
 
 def beta(concentration: float, generator: torch.Generator) -> Tensor:
-    """A draw from Beta(λ, λ), a scalar: the share of the first of two Gamma(λ) variables in their sum.
+    """A scalar from Beta(λ, λ): the share of the first of two Gamma(λ) variables in their sum.
 
-    These are Gamma(λ + 1) · U^(1/λ), which is 0 in floating point where λ is small: hence in logarithms.
+    Gamma(λ) = Gamma(λ + 1) · U^(1/λ) underflows for small λ, so the computation is in logarithms.
     """
     shape = torch.full((2,), concentration + 1, dtype=torch.float64, device=generator.device)
     uniform = torch.rand(2, dtype=torch.float64, generator=generator, device=generator.device)

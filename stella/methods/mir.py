@@ -1,4 +1,4 @@
-"""MIR: of more clips than are replayed, those whose loss a step on the current clips would raise most; then ER."""
+"""MIR: replays those of several candidates whose loss a step on the current clips would raise most; then ER."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,16 @@ import torch
 from stella.clip import Batch
 from stella.errors import ConfigError
 from stella.memory import MemoryBatch
-from stella.methods.virtual import LooksAhead, VirtualConfig
+from stella.methods.virtual import LooksAhead
 
 
 @dataclass(frozen=True)
-class MIRConfig(VirtualConfig):
-    candidates: int = 5  # C, for each clip of the batch
+class MIRConfig:
+    candidates: int = 5  # C, candidates drawn for each clip of the batch
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.candidates < 1:
-            raise ConfigError(f"candidates={self.candidates} must be at least 1: that many are drawn for each clip")
+            raise ConfigError(f"candidates={self.candidates} must be at least 1")
 
 
 class MIR(LooksAhead):
@@ -32,17 +31,17 @@ class MIR(LooksAhead):
     config: MIRConfig
 
     def draw(self, batch: Batch) -> MemoryBatch | None:
-        """The most interfered of C candidates a clip; all of them where there are no more than the batch has clips."""
+        """The most interfered candidates, as many as the batch has clips; all of them if there are no more."""
         assert self.memory is not None
         drawn = self.memory.draw(self.config.candidates * len(batch), to=self.device)
         if drawn is None or len(drawn) <= len(batch):
             return drawn
         after = self.virtual_weights(batch)
-        splits = self.virtual_splits(len(drawn))
-        with torch.no_grad(), self.full_precision():
+        with torch.no_grad():
+            splits = self.virtual_splits(drawn["audio"], drawn["video"])
             clips = drawn["audio"], drawn["video"], splits, len(batch)
-            loss_before, loss_after = self.clip_losses(self.weights(), *clips), self.clip_losses(after, *clips)
-        chosen = (loss_after - loss_before).topk(len(batch)).indices
-        # To the device with the slots, as the choice could not come to the host without waiting for it.
+            increase = self.clip_losses(after, *clips) - self.clip_losses(self.weights(), *clips)
+        chosen = increase.topk(len(batch)).indices
+        # The slots follow the choice to its device: the other way round the host would wait.
         slots = drawn.slots.to(self.device, non_blocking=True)[chosen]
         return MemoryBatch(slots, {name: rows[chosen] for name, rows in drawn.columns.items()})

@@ -1,4 +1,4 @@
-"""Multitask: all tasks shuffled into one; the loss is Finetune's."""
+"""Multitask: Finetune on all tasks shuffled into one."""
 
 from stella.methods.finetune import Finetune
 

@@ -1,7 +1,7 @@
-"""STELLA+: memory keeps the selected patches and their positions instead of clips and scores.
+"""STELLA+: memory stores the selected patches and their positions instead of clips and scores.
 
-At ρ = 0.5 twice the clips fit into the same bytes; give the memory's size in bytes, or twice the clips. (STELLA++ is
-STELLA+ at 1.66 times the batch: a recipe.)
+At ρ = 0.5 twice the clips fit into the same bytes: give the memory's size in bytes, or twice the clips. STELLA++ is a
+recipe: STELLA+ with 1.66 times the batch.
 """
 
 import torch
@@ -19,23 +19,19 @@ class STELLAPlus(STELLA):
     summary = "STELLA whose memory keeps the chosen patches alone: twice the clips in the same bytes"
 
     @classmethod
-    def columns(cls, model_config: CAVConfig, config: STELLAConfig) -> dict[str, Column]:
-        kappa_a, kappa_v, pixels = (
-            config.kappa_a(model_config),
-            config.kappa_v(model_config),
-            model_config.patch_size**2,
-        )
-        position = torch.int16 if max(model_config.patches_a, model_config.patches_v) < 2**15 else torch.int32
+    def columns(cls, model: CAVConfig, config: STELLAConfig) -> dict[str, Column]:
+        kappa_a, kappa_v, pixels = config.kappa_a(model), config.kappa_v(model), model.patch_size**2
+        position = torch.int16 if max(model.patches_a, model.patches_v) < 2**15 else torch.int32
         patches = {
             "patches_a": Column(torch.float16, (kappa_a, pixels)),
             "patches_v": Column(torch.uint8, (kappa_v, 3 * pixels)),
             "positions_a": Column(position, (kappa_a,)),
             "positions_v": Column(position, (kappa_v,)),
         }
-        return patches | output_columns(model_config) | query_columns(model_config, config)
+        return patches | output_columns(model) | query_columns(model, config)
 
     def choose(self, a: Patches, v: Patches, scores: Scores, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
-        """κ patches of the current clips; what is stored of the drawn ones is their selection."""
+        """κ patches of the current clips, and the stored patches of the drawn ones."""
         a, v = self.select(a, v, scores)
         if drawn is not None:
             a = Patches.cat([a, Patches(drawn["patches_a"], drawn["positions_a"].long())])

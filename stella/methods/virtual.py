@@ -1,108 +1,103 @@
-"""A virtual step: the weights after one step of plain SGD on the current clips, which are never the model's own.
+"""A virtual step: the weights after the optimiser's own step on the current clips, without taking it.
 
-The passes that look ahead are run with given weights and leave the model, its gradients and "mask" alone: their masks
-come from a generator of their own, "virtual" (noise [clips, L], audio first), so that what is trained on afterwards is
-masked as ER masks it. First come the masks of the current clips, then those of memory's.
-
-The step's gradient is in the run's precision, as any step's. What is compared before and after the step is in float32
-(`full_precision`): the step is smaller than what half precision, or TF32, tells apart.
+Passes at virtual weights leave the model, its gradients and the "mask" generator alone. Their masks come from the
+generator "virtual", first those of the current clips, then those of the drawn ones, so that the training pass is
+masked as in ER. Everything runs in the run's own precision: Adam moves every weight by about the learning rate, which
+bfloat16 passes can tell apart (`tests/methods/test_virtual.py`).
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stella import selection
 from stella.clip import Batch
-from stella.errors import ConfigError
-from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.methods.er import ER
-from stella.model.cav import CAV, Pretrained, Split, split_by_noise
-from stella.model.linear import exact_products
-from stella.rng import generator
+from stella.model.cav import Pretrained, Split
 
 Weights = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class VirtualConfig:
-    virtual_lr: float | None = None  # of the step that is looked at; none: the learning rate, train.lr
-
-    def __post_init__(self) -> None:
-        if self.virtual_lr is not None and not self.virtual_lr > 0:
-            raise ConfigError(f"virtual_lr={self.virtual_lr} must be above 0: nothing can be seen of a step of none")
-
-
 class LooksAhead(ER):
-    """ER whose memory part depends on what a step on the current clips alone would do."""
+    """ER whose replay depends on what a step on the current clips alone would do."""
 
-    Config = VirtualConfig
-    config: VirtualConfig
+    random = ("virtual",)
+    optimizer: torch.optim.Adam
 
-    def __init__(
-        self, model: CAV, config: VirtualConfig, objective: ObjectiveConfig, memory: MemoryConfig, seed: int
-    ) -> None:
-        super().__init__(model, config, objective, memory, seed)
-        self.generators["virtual"] = generator(seed, "virtual", device=self.device)
+    def attach(self, optimizer: torch.optim.Adam) -> None:
+        self.optimizer = optimizer
 
     def weights(self) -> Weights:
-        """θ, as values: no gradient reaches them."""
+        """θ, detached."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def virtual_weights(self, batch: Batch) -> Weights:
-        """θ' = θ − lr·∇L(x; θ)."""
-        # Parameters, as the model's own are: so what is compiled for a step on these clips is for this one too.
+        """θ' after Adam's step on ∇L(x; θ)."""
+        # As parameters: compiled code for the training pass on these shapes is then reused.
         theta = {name: nn.Parameter(p.detach()) for name, p in self.model.named_parameters() if p.requires_grad}
-        loss = self.clip_losses(theta, batch.audio, batch.video, self.virtual_splits(len(batch))).mean()
+        loss = self.clip_losses(theta, batch.audio, batch.video).mean()
         gradients = self.gradients(loss, list(theta.values()))
-        lr = self.lr if self.config.virtual_lr is None else self.config.virtual_lr
-        with torch.no_grad():
-            return {name: p - lr * g for (name, p), g in zip(theta.items(), gradients, strict=True)}
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        stepped = adam_step(self.optimizer, parameters, gradients)
+        return dict(zip(theta, stepped, strict=True))
 
     def clip_losses(
         self,
         weights: Weights,
         audio: Tensor,
         video: Tensor,
-        splits: tuple[Split, Split],
+        splits: tuple[Split, Split] | None = None,
         at_once: int | None = None,
     ) -> Tensor:
-        """L of each clip [n], at these weights; the clips are one another's negatives.
+        """L of each clip [n] at these weights; all clips are negatives of one another.
 
-        So many of them go through the model `at_once`: it takes a batch's memory, and knows a batch's shapes alone.
+        At most `at_once` clips go through the model together, which bounds memory and keeps a batch's shapes.
         """
+        splits = self.virtual_splits(audio, video) if splits is None else splits
         recon, z_a, z_v = [], [], []
         size = at_once or len(audio)
         for start in range(0, len(audio), size):
-            part = slice(start, start + size)
-            patches = self.model.patches_a(audio[part]), self.model.patches_v(video[part])
-            split = [Split(each.visible[part], each.masked[part]) for each in splits]
-            out: Pretrained = functional_call(self.model, dict(weights), (*patches, *split))
+            some = slice(start, start + size)
+            patches = self.model.patches_a(audio[some]), self.model.patches_v(video[some])
+            out: Pretrained = functional_call(self.model, dict(weights), (*patches, splits[0][some], splits[1][some]))
             recon.append(torch.stack(list(self.recon_parts(out).values())).sum(0))
             z_a.append(out.z_a)
             z_v.append(out.z_v)
         return torch.cat(recon) + self.contrastive_part(torch.cat(z_a), torch.cat(z_v))
 
-    @contextmanager
-    def full_precision(self) -> Iterator[None]:
-        """Float32; where the run is in half precision, on a GPU, with products on tensor cores."""
-        half = torch.is_autocast_enabled(self.device.type)
-        with torch.autocast(self.device.type, enabled=False), exact_products(half):
-            yield
-
-    def virtual_splits(self, clips: int) -> tuple[Split, Split]:
-        c = self.model.config
-        return self._virtual_split(clips, c.patches_a), self._virtual_split(clips, c.patches_v)
-
-    def _virtual_split(self, clips: int, length: int) -> Split:
-        noise = selection.uniform(clips, length, generator=self.generators["virtual"])
-        return split_by_noise(noise, selection.visible(length, self.objective.mask_ratio))
+    def virtual_splits(self, audio: Tensor, video: Tensor) -> tuple[Split, Split]:
+        return self.splits(self.model.patches_a(audio), self.model.patches_v(video), noise="virtual")
 
     def gradients(self, loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        """In the precision of the pass before (inside autocast, parts of the way back would be rounded)."""
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):  # as in any backward pass
             return torch.autograd.grad(loss, inputs, materialize_grads=True)
+
+
+@torch.no_grad()
+def adam_step(
+    optimizer: torch.optim.Adam, parameters: list[nn.Parameter], gradients: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """What `optimizer.step()` would make of these parameters with these gradients. Nothing is stored.
+
+    The first step starts from zero moments. All tensor operations: the step can be recorded in a CUDA graph.
+    """
+    group = optimizer.param_groups[0]
+    (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    step = 1 + (states[0]["step"] if states and states[0] else torch.zeros((), device=gradients[0].device))
+    grads = torch._foreach_add(list(gradients), list(parameters), alpha=group["weight_decay"])
+    m = torch._foreach_mul(grads, 1 - beta1)
+    v = torch._foreach_mul(grads, grads)
+    torch._foreach_mul_(v, 1 - beta2)
+    if states and states[0]:
+        torch._foreach_add_(m, [s["exp_avg"] for s in states], alpha=beta1)
+        torch._foreach_add_(v, [s["exp_avg_sq"] for s in states], alpha=beta2)
+    del grads
+    torch._foreach_sqrt_(v)
+    step = step.to(gradients[0])
+    torch._foreach_div_(v, (1 - beta2**step).sqrt())
+    torch._foreach_add_(v, eps)
+    torch._foreach_div_(m, v)
+    torch._foreach_mul_(m, -lr / (1 - beta1**step))
+    return list(torch._foreach_add(list(parameters), m))

@@ -1,8 +1,8 @@
-"""The backbone: two encoders, shared fusion blocks, one decoder (Sec. approach, App. C; sizes of CAV-MAE's ViT-B).
+"""The backbone (Sec. 3.1, App. C): two encoders, shared fusion blocks, one decoder, with the sizes of CAV-MAE's ViT-B.
 
-Inputs are cut into patches first: `model.patches_a(audio)`, `model.patches_v(video)`. What is taken out of these
-(`Patches.take`) is all that is embedded, encoded and decoded, so a dropped patch costs nothing. `pretrain` is the one
-way through masked pre-training, for random masks, selected patches and stored patches alike.
+Inputs are cut into patches first: `model.patches_a(audio)`, `model.patches_v(video)`. Only the patches taken out of
+these (`Patches.take`) are embedded, encoded and decoded, so a dropped patch costs nothing. `pretrain` is the masked
+pre-training pass, the same for random masks, selected patches and patches stored in memory.
 """
 
 import dataclasses
@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from stella import selection
 from stella.errors import ConfigError
-from stella.fast.compile import compilable
-from stella.model.linear import Linear
-from stella.model.vit import Block, Fusion, between_blocks, chain, init_linear, patchify_a, patchify_v, sincos_2d
+from stella.model.vit import Block, Fusion, chain, init_linear, patchify_a, patchify_v, sincos_2d
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -27,7 +25,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class CAVConfig:
-    """The sizes of a backbone; the defaults are the paper's."""
+    """Sizes of a backbone; the defaults are the paper's."""
 
     image_size: int = 224
     patch_size: int = 16
@@ -36,7 +34,7 @@ class CAVConfig:
     mel_bins: int = 128
     dim: int = 768
     depth: int = 12
-    fusion_from: int = 10  # encoder blocks per modality; the other depth - fusion_from are the fusion blocks
+    fusion_from: int = 10  # encoder blocks per modality; the remaining depth - fusion_from are fusion blocks
     heads: int = 12
     dec_dim: int = 512
     dec_depth: int = 8
@@ -94,7 +92,7 @@ PRESETS = {
 
 
 def preset(name: str, **changes: Any) -> CAVConfig:
-    """A named configuration, with other sizes where given: `preset("tiny", frames=2)`."""
+    """A preset with some sizes replaced: `preset("tiny", frames=2)`."""
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"did you mean {near[0]!r}? Otherwise " if near else ""
@@ -104,29 +102,27 @@ def preset(name: str, **changes: Any) -> CAVConfig:
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches of one modality with their own positions in the clip."""
+    """Patches of one modality, each with its position in the clip."""
 
-    values: Tensor  # [B, K, patch], as they came: uint8 pixels, or floats already normalised
+    values: Tensor  # [B, K, patch], uint8 pixels or normalised floats
     positions: Tensor  # int64 [B, K]
 
+    def __getitem__(self, clips: slice) -> "Patches":
+        return Patches(self.values[clips], self.positions[clips])
+
     def take(self, index: Tensor) -> "Patches":  # [B, k] into these K
-        return Patches(*_take(self.values, self.positions, index))
+        rows = index[..., None].expand(-1, -1, self.values.shape[2])
+        return Patches(self.values.gather(1, rows), self.positions.gather(1, index))
 
     @staticmethod
-    def cat(several: Sequence["Patches"]) -> "Patches":
-        """One batch out of several with as many patches a clip."""
-        return Patches(torch.cat([p.values for p in several]), torch.cat([p.positions for p in several]))
-
-
-@compilable
-def _take(values: Tensor, positions: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    rows = index[..., None].expand(-1, -1, values.shape[2])
-    return values.gather(1, rows), positions.gather(1, index)  # [B, k, patch], [B, k]
+    def cat(parts: Sequence["Patches"]) -> "Patches":
+        """Concatenate along the batch; all parts have the same number of patches per clip."""
+        return Patches(torch.cat([p.values for p in parts]), torch.cat([p.positions for p in parts]))
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which of some patches are seen and which are reconstructed, as indices into them; the others are dropped."""
+    """Indices of the visible and of the masked patches among given ones. Patches in neither are dropped."""
 
     visible: Tensor  # int64 [B, Kvis]
     masked: Tensor  # int64 [B, Kmask]
@@ -135,32 +131,36 @@ class Split:
         visible, masked = self.visible.shape[1], self.masked.shape[1]
         if not visible or not masked:
             raise ConfigError(
-                f"{visible} patches of a clip are visible and {masked} masked, and neither may be none; "
-                "use a longer or larger input or another mask ratio"
+                f"{visible} patches of a clip are visible and {masked} are masked; both must be at least 1: "
+                "use a longer or larger input, or another mask ratio"
             )
 
+    def __getitem__(self, clips: slice) -> "Split":
+        return Split(self.visible[clips], self.masked[clips])
 
-def split_by_noise(noise: Tensor, visible: int, order: Tensor | None = None) -> Split:
-    """The `visible` smallest of `noise` are seen: [B, L] over all patches, [B, κ] over the first of an order."""
-    if order is None:
-        return Split(*selection.random_mask(noise, visible))
-    return Split(*selection.split(order, noise, visible))
+
+def split_by_noise(noise: Tensor, visible: int) -> Split:
+    """Make the patches with the `visible` smallest values of `noise` [B, K] visible and mask the others."""
+    return Split(*selection.random_mask(noise, visible))
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What masked pre-training computes; the losses are functions of it (`stella.losses`)."""
+    """Outputs of a masked pre-training pass; `stella.losses` are functions of them."""
 
-    z_a: Tensor  # [B, D] pooled outputs of the visible patches, not L2-normalised: contrastive loss, DER++'s "logits"
+    z_a: Tensor  # [B, D] pooled outputs of the visible patches, not L2-normalised; DER++ stores them as "logits"
     z_v: Tensor  # [B, D]
     recon_a: Tensor  # [B, Kmask_a, patch] predictions of the masked patches
     recon_v: Tensor  # [B, Kmask_v, patch]
-    target_a: Tensor  # [B, Kmask_a, patch] the masked patches themselves, pixels normalised
+    target_a: Tensor  # [B, Kmask_a, patch] the masked patches, pixels normalised
     target_v: Tensor  # [B, Kmask_v, patch]
+
+    def __getitem__(self, clips: slice) -> "Pretrained":
+        return Pretrained(**{name: tensor[clips] for name, tensor in vars(self).items()})
 
 
 class CAV(nn.Module):
-    """Encoders E_a and E_v, fusion E_f (joint, audio alone, video alone) and decoder D, each a named operation."""
+    """Encoders E_a and E_v, fusion E_f (joint, audio alone, video alone) and decoder D."""
 
     pixel_scale: Tensor
     pixel_shift: Tensor
@@ -169,7 +169,7 @@ class CAV(nn.Module):
         super().__init__()
         c = self.config = config
         p, dim = c.patch_size**2, c.dim
-        self.patch_embed_a, self.patch_embed_v = Linear(p, dim), Linear(3 * p, dim)
+        self.patch_embed_a, self.patch_embed_v = nn.Linear(p, dim), nn.Linear(3 * p, dim)
         self.modality_a, self.modality_v = _token(dim), _token(dim)
         self.pos_embed_a, self.pos_embed_v = _positions_a(c, dim), _positions_v(c, dim)
         self.blocks_a = nn.ModuleList(Block(dim, c.heads, c.eps) for _ in range(c.fusion_from))
@@ -179,15 +179,15 @@ class CAV(nn.Module):
         self.blocks_u = Fusion(dim, c.heads, c.eps, c.depth - c.fusion_from)
         self.norm, self.norm_a, self.norm_v = (nn.LayerNorm(dim, c.eps) for _ in range(3))
 
-        self.decoder_embed = Linear(dim, c.dec_dim)
+        self.decoder_embed = nn.Linear(dim, c.dec_dim)
         self.mask_token_a, self.mask_token_v = _token(c.dec_dim), _token(c.dec_dim)
         self.decoder_modality_a, self.decoder_modality_v = _token(c.dec_dim), _token(c.dec_dim)
         self.decoder_pos_embed_a, self.decoder_pos_embed_v = _positions_a(c, c.dec_dim), _positions_v(c, c.dec_dim)
         self.decoder_blocks = nn.ModuleList(Block(c.dec_dim, c.dec_heads, c.eps) for _ in range(c.dec_depth))
         self.decoder_norm = nn.LayerNorm(c.dec_dim, c.eps)
-        self.decoder_pred_a, self.decoder_pred_v = Linear(c.dec_dim, p), Linear(c.dec_dim, 3 * p)
+        self.decoder_pred_a, self.decoder_pred_v = nn.Linear(c.dec_dim, p), nn.Linear(c.dec_dim, 3 * p)
 
-        # (pixel / 255 - mean) / std, as one product and one sum.
+        # (pixel / 255 - mean) / std as one multiplication and one addition.
         mean, std = torch.tensor(IMAGENET_MEAN, dtype=torch.float64), torch.tensor(IMAGENET_STD, dtype=torch.float64)
         self.register_buffer("pixel_scale", (1 / 255 / std).to(torch.get_default_dtype()), persistent=False)
         self.register_buffer("pixel_shift", (-mean / std).to(torch.get_default_dtype()), persistent=False)
@@ -210,11 +210,11 @@ class CAV(nn.Module):
         if tuple(x.shape[1:]) != shape:
             got = list(x.shape[1:])
             raise ConfigError(
-                f"the model takes {what} of {list(shape)}, not {got}; change the model's or the data's sizes"
+                f"the model expects {what} of shape {list(shape)}, not {got}; change the model's or the data's sizes"
             )
 
     def normalise(self, video: Tensor) -> Tensor:
-        """Pixels [..., 3, H, W] as the model sees them: uint8 by ImageNet's mean and deviation; floats as they are."""
+        """Normalise uint8 pixels [..., 3, H, W] with ImageNet's mean and deviation; floats are returned as they are."""
         return self._normalise_channels_last(video.movedim(-3, -1)).movedim(-1, -3)
 
     def _normalise_channels_last(self, x: Tensor) -> Tensor:
@@ -222,27 +222,25 @@ class CAV(nn.Module):
         return pixels if x.is_floating_point() else torch.addcmul(self.pixel_shift, pixels, self.pixel_scale)
 
     def input_a(self, patches: Patches) -> Tensor:
-        """Audio patch values [B, K, patch] in the model's precision (memory keeps half of it)."""
+        """Audio patch values [B, K, patch] in the model's dtype (memory stores float16)."""
         return patches.values.to(self.pixel_scale.dtype)
 
     def input_v(self, patches: Patches) -> Tensor:
-        """Video patch values [B, K, patch], pixels normalised (only of these patches: gather first)."""
+        """Normalised video patch values [B, K, patch]."""
         return self._normalise_channels_last(patches.values.view(*patches.values.shape[:2], -1, 3)).flatten(2)
 
     # ---- encoders
 
-    @compilable
     def embed_a(self, patches: Patches) -> Tensor:  # [B, K, D]
         x: Tensor = self.patch_embed_a(self.input_a(patches))
         return x + self.modality_a + _at(self.pos_embed_a, patches.positions)
 
-    @compilable
     def embed_v(self, patches: Patches) -> Tensor:  # [B, K, D]
         x: Tensor = self.patch_embed_v(self.input_v(patches))
         return x + self.modality_v + _at(self.pos_embed_v, patches.positions)
 
     def encode_a(self, patches: Patches) -> Tensor:
-        """E_a: [B, K, D] of these patches (all of a clip's or some), before the second position embedding."""
+        """E_a: [B, K, D] of all or some patches of each clip, before positions are added a second time."""
         return chain(self.blocks_a, self.embed_a(patches))
 
     def encode_v(self, patches: Patches) -> Tensor:
@@ -254,25 +252,25 @@ class CAV(nn.Module):
     def fuse_joint(
         self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None = None, positions_v: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """E_f of both together: o_a [B, Ka, D] and o_v [B, Kv, D], before the last (joint) norm."""
+        """E_f of both modalities together: o_a [B, Ka, D] and o_v [B, Kv, D], before the last (joint) norm."""
         x = self.blocks_u.joint(self._both(x_a, x_v, positions_a, positions_v))  # [B, Ka + Kv, D]
         return x[:, : x_a.shape[1]], x[:, x_a.shape[1] :]
 
-    @compilable
-    def _both(self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None, positions_v: Tensor | None) -> Tensor:
-        x_a = x_a + _at(self.inter_pos_embed_a, positions_a)
-        x_v = x_v + _at(self.inter_pos_embed_v, positions_v)
-        return between_blocks(torch.cat([x_a, x_v], 1))
-
     def fuse_a(self, x_a: Tensor, positions: Tensor | None = None) -> Tensor:
-        """E_f of audio alone with its own norms, the last one applied: [B, K, D]."""
-        x: Tensor = self.norm_a(self.blocks_u.audio(x_a + _at(self.inter_pos_embed_a, positions)))
+        """E_f of audio alone with the audio norms, the last one included: [B, K, D]."""
+        x: Tensor = self.norm_a(self.blocks_u.audio(_placed(x_a, self.inter_pos_embed_a, positions)))
         return x
 
     def fuse_v(self, x_v: Tensor, positions: Tensor | None = None) -> Tensor:
-        """E_f of video alone with its own norms, the last one applied: [B, K, D]."""
-        x: Tensor = self.norm_v(self.blocks_u.video(x_v + _at(self.inter_pos_embed_v, positions)))
+        """E_f of video alone with the video norms, the last one included: [B, K, D]."""
+        x: Tensor = self.norm_v(self.blocks_u.video(_placed(x_v, self.inter_pos_embed_v, positions)))
         return x
+
+    def _both(self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None, positions_v: Tensor | None) -> Tensor:
+        """Both modalities side by side, positions added a second time."""
+        x_a = x_a + _at(self.inter_pos_embed_a, positions_a)
+        x_v = x_v + _at(self.inter_pos_embed_v, positions_v)
+        return torch.cat([x_a, x_v], 1)  # [B, Ka + Kv, D]
 
     @staticmethod
     def pool(x: Tensor) -> Tensor:
@@ -291,21 +289,19 @@ class CAV(nn.Module):
         x = self._tokens(o_v, self.decoder_pos_embed_v + self.decoder_modality_v, self.mask_token_v, visible, masked)
         return self._predictions(chain(self.decoder_blocks, x), self.decoder_pred_v, masked)
 
-    @compilable
     def _tokens(self, o: Tensor, positions: Tensor, mask_token: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """What the decoder starts from, visible patches first: [B, Kvis + Kmask, Ddec]."""
+        """Decoder inputs, visible patches first: [B, Kvis + Kmask, Ddec]."""
         seen = self.decoder_embed(self.norm(o)) + _at(positions, visible)
         return torch.cat([seen, _at(positions, masked) + mask_token], 1)
 
-    @compilable
     def _predictions(self, x: Tensor, head: nn.Module, masked: Tensor) -> Tensor:
         patches: Tensor = head(self.decoder_norm(x[:, x.shape[1] - masked.shape[1] :]))
         return patches
 
-    # ---- the two ways through
+    # ---- the two passes
 
     def pretrain(self, a: Patches, v: Patches, split_a: Split, split_v: Split) -> Pretrained:
-        """Masked pre-training (Eq. recon-loss, contr-loss) on the patches the splits name, indices into `a` and `v`."""
+        """Masked pre-training (Eq. 8 and 9). The splits index into `a` and `v`."""
         seen_a, seen_v = a.take(split_a.visible), v.take(split_v.visible)
         hidden_a, hidden_v = a.take(split_a.masked), v.take(split_v.masked)
         x_a, x_v = self.encode_a(seen_a), self.encode_v(seen_v)
@@ -322,7 +318,7 @@ class CAV(nn.Module):
     forward = pretrain  # for `torch.func.functional_call`
 
     def represent_a(self, audio: Tensor) -> Tensor:
-        """Embeddings [B, D] for retrieval: all patches, fusion alone, mean; not L2-normalised."""
+        """Embeddings [B, D] for retrieval: all patches, audio alone through fusion, mean; not L2-normalised."""
         return self.pool(self.fuse_a(self.encode_a(self.patches_a(audio))))
 
     def represent_v(self, video: Tensor) -> Tensor:
@@ -336,8 +332,13 @@ def _all_patches(values: Tensor) -> Patches:
 
 
 def _at(table: Tensor, positions: Tensor | None) -> Tensor:
-    """Rows of a position table [L, D] for positions [B, K]; None: all of them in order, for every clip."""
+    """Rows of a position table [L, D] at positions [B, K]; None returns the whole table."""
     return table if positions is None else F.embedding(positions, table)
+
+
+def _placed(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor:
+    """Encoder outputs [B, K, D] with their positions added."""
+    return x + _at(table, positions)
 
 
 def _token(*shape: int) -> nn.Parameter:
@@ -350,4 +351,6 @@ def _positions_a(config: CAVConfig, dim: int) -> nn.Parameter:
 
 def _positions_v(config: CAVConfig, dim: int) -> nn.Parameter:
     frames, rows, columns = config.grid_v
-    return nn.Parameter(sincos_2d(rows, columns, dim).repeat(frames, 1))  # [Lv, dim], every frame starts alike
+    return nn.Parameter(
+        sincos_2d(rows, columns, dim).repeat(frames, 1)
+    )  # [Lv, dim]; all frames start with the same positions

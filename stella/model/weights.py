@@ -78,7 +78,8 @@ def packed(model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None =
     """What `save` writes."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
     state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
-    header = {"version": 1, "config": to_tree(model.config), "avm_heads": avm.heads if avm else None}
+    header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
+    header |= {"avm_heads": avm.heads, "avm_beta": avm.beta} if avm else {"avm_heads": None}
     metadata = {OURS: json.dumps(header | {"extra": dict(extra or {})})}
     return safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
 
@@ -89,7 +90,10 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     if config is None:
         config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
     model = CAV(config)
-    avm = AVM(config.dim, file.header.get("avm_heads") or config.heads, config.eps) if file.has_avm else None
+    avm = None
+    if file.has_avm:
+        heads, beta = file.header.get("avm_heads") or config.heads, file.header.get("avm_beta", 0.4)
+        avm = AVM(config.dim, heads, beta, config.eps)
     return Loaded(model, avm, file.header.get("extra", {}), _fill(file, model, avm))
 
 

@@ -1,4 +1,4 @@
-"""The method of a configuration, and what is refused before anything is made."""
+"""From a configuration to its method, and the checks before anything is built."""
 
 from dataclasses import fields
 
@@ -6,16 +6,17 @@ import torch
 
 from stella import methods
 from stella.config import build
-from stella.errors import ConfigError
-from stella.memory import bytes_per_clip, capacity_for, check_fits
+from stella.errors import ConfigError, StellaError
+from stella.memory import bytes_per_clip, capacity_for
 from stella.methods import METHODS, Method
 from stella.model import weights
 from stella.model.cav import CAV
 from stella.runs.config import RunConfig, machine, model_config
+from stella.train.device import free_bytes
 
 
 def check(config: RunConfig, begun: bool = False) -> None:
-    """Refuse a method, its hyper-parameters, weights or a memory that cannot be, before anything is made or written."""
+    """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written."""
     if config.method not in METHODS:
         raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
     method = METHODS[config.method]
@@ -33,8 +34,17 @@ def check(config: RunConfig, begun: bool = False) -> None:
         check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else device)
 
 
+def check_fits(memory: int, device: torch.device | str) -> None:
+    """Refuse a rehearsal memory of more bytes than the device has free."""
+    if memory > (free := free_bytes(device)):
+        raise StellaError(
+            f"the rehearsal memory would take {memory / 1e9:,.2f} GB and {device} has {free / 1e9:,.2f} GB free; "
+            "set memory.clips or memory.bytes lower"
+        )
+
+
 def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
-    """The method on its model, with `config.model.weights` if `initial`. The seed decides the other initial weights."""
+    """The method on its model, with `config.model.weights` if `initial`; other initial weights come from the seed."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         model = CAV(model_config(config)).to(device)

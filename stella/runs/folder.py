@@ -27,6 +27,7 @@ class RunFolder:
         self.skipped = self.root / "skipped.jsonl"
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"
+        self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema
 
     @property
     def begun(self) -> bool:

@@ -1,8 +1,8 @@
-"""A run from its configuration to its result, in a folder from which it can be continued at any moment.
+"""A run from its configuration to its result, in a folder from which it can be resumed at any moment.
 
-The order of things makes that exact. A checkpoint holds all that a step depends on and the length of metrics.jsonl; at
-the end of a task it is written *before* the evaluation, which has no state: whatever a kill interrupts is done again,
-with the same outcome.
+Resume is exact because of the order of writes. A checkpoint holds everything that a step depends on, and the length of
+metrics.jsonl. At the end of a task it is written *before* the evaluation, which has no state: whatever a kill
+interrupts is repeated with the same outcome.
 """
 
 import time
@@ -25,9 +25,11 @@ from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.forgetting import summary
-from stella.fast.compile import seconds_spent
+from stella.fast.parts import seconds_compiling
 from stella.files import Line, Lines, full_disk_told, read_json, read_lines, write_bytes, write_json
 from stella.model import weights
+from stella.model.avm import AVM
+from stella.model.cav import CAV
 from stella.runs.build import build_method, check
 from stella.runs.config import FREE, RunConfig, machine, settle
 from stella.runs.environment import environment, provenance
@@ -37,7 +39,7 @@ from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints
 from stella.train.trainer import Trainer
 
-MOST_LEFT_OUT = 10  # steps in a row without a finite loss
+MOST_SKIPPED = 10  # steps in a row without a finite loss
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,13 @@ class RunResult:
     finished: bool
     end: Line = field(default_factory=dict)  # A, F and more, once it is finished
     evaluations: list[Line] = field(default_factory=list)
-    exit_code: int = 0  # 128 + signal where one stopped it
+    exit_code: int = 0  # 128 + signal if a signal stopped it
 
 
 def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
-    """Train as configured, in the folder `run`; with `resume` go on where that left off, if it was begun.
+    """Train as configured in the folder `run`; with `resume` continue the run that is there, if there is one.
 
-    SIGTERM and Ctrl-C save and stop; the result then says so.
+    SIGTERM and Ctrl-C save a checkpoint and stop; the result then has an exit code.
     """
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
@@ -60,7 +62,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     with folder.locked(), full_disk_told(folder.root):
         if folder.begun:
             if not resume:
-                raise StellaError(f"{run} holds a run already; continue it with --resume, or choose another folder")
+                raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)
             if folder.end is not None:
                 return _result(folder)
@@ -71,7 +73,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
 def resume(
     run: Path | str, overrides: Sequence[str] = (), console: Console | None = None, recipe: Path | None = None
 ) -> RunResult:
-    """Continue a run with its own configuration; a recipe and `overrides` may only touch what no result depends on."""
+    """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     tree = RunFolder(run).read_config()
     if recipe:
         tree = merged(tree, read_toml(recipe))
@@ -81,22 +83,22 @@ def resume(
 
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
-    """Refuse to continue a run with another configuration, as far as results depend on it."""
+    """Refuse to resume a run with another configuration, as far as results depend on it."""
     old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
     for key in FREE:
         table, name = key.split(".")
         old[table][name] = new[table][name]
     if changed := differences(old, new):
-        raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
+        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
 
 
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
-    """To train on and to evaluate on. Workers render for themselves: a cache in this process is of no use to them."""
+    """Training and evaluation tasks. Workers render for themselves: a cache in this process is useless to them."""
     return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)
 
 
 class Run:
-    """One stretch of a run: from its newest checkpoint, or from the beginning, to its end or a stop."""
+    """One process's part of a run: from its newest checkpoint, or from the start, to its end or a stop."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
         self.config, self.folder, self.stop, self.console = config, folder, stop, console
@@ -113,14 +115,14 @@ class Run:
         self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
-        if state is not None:  # of which these would be kept as they are
+        if state is not None:  # the meter and the optimiser keep the tensors they are given: copy them
             kept = {name: deepcopy(state["trainer"][name]) for name in ("meter", "optimizer")}
             self.trainer.load_state_dict(state["trainer"] | kept)
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
-        self._told = 0  # steps left out that metrics.jsonl has
-        self._compiled = seconds_spent()
+        self._told = 0  # skipped steps already in metrics.jsonl
+        self._compiled = seconds_compiling()
 
     def go(self) -> RunResult:
         counters = self.trainer.counters
@@ -132,9 +134,9 @@ class Run:
                 stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
             for path in self.checkpoints.put_aside:
-                self.display.say(f"{path.name} is broken and put aside; going on from step {counters.step}")
+                self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
-                self.display.say(f"begun at {_where(earlier[0])}, goes on at {_where(self.environment)}")
+                self.display.say(f"started at {_where(earlier[0])}, resumed at {_where(self.environment)}")
             if self.machine.remark:
                 self.display.say(self.machine.remark)
             self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
@@ -146,14 +148,14 @@ class Run:
             except Stopped:
                 assert self.stop.signal is not None
                 again = f"stella pretrain --resume {self.folder.root}"
-                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; continue with {again}")
+                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
                 return _result(self.folder, 128 + self.stop.signal)
             if self.stop.signal:
-                self.display.say(f"{self.stop.signal.name} came while the run was ending; it is finished")
+                self.display.say(f"{self.stop.signal.name} arrived while the run was ending; the run is finished")
         return _result(self.folder, 128 + self.stop.signal if self.stop.signal else 0)
 
     def _train_task(self) -> bool:
-        """Steps to the end of a task; False if there was none left."""
+        """Train to the end of a task; False if no step was left."""
         minutes = self.config.train.checkpoint_minutes
         while self.trainer.advance():
             ended, stopping = self.stream.finished_task is not None, self.stop.signal
@@ -162,11 +164,11 @@ class Run:
             if ended or stuck or stopping or time.monotonic() - self._saved >= 60 * minutes:
                 self._save()
             if stuck:
-                not_finite = self.trainer.left_out[-1][1]
+                not_finite = self.trainer.skipped[-1][1]
                 raise StellaError(
-                    f"{MOST_LEFT_OUT} steps in a row up to step {self.trainer.counters.step} had no finite loss "
-                    f"({', '.join(not_finite)}); a checkpoint is saved: look at the data, or start a new "
-                    "run with a lower train.lr or train.precision=float32"
+                    f"{MOST_SKIPPED} steps in a row up to step {self.trainer.counters.step} were not finite "
+                    f"({', '.join(not_finite)}); a checkpoint is saved: check the data, or start a new run with a "
+                    "lower train.lr or train.precision=float32"
                 )
             if stopping:
                 raise Stopped
@@ -175,21 +177,21 @@ class Run:
         return False
 
     def _stuck(self) -> bool:
-        """Whether the last steps were all left out; only where it seems so, wait to be sure."""
+        """Whether the last steps were all skipped. Waits for the device only if it seems so."""
         counters = self.trainer.counters
-        if counters.left_out_in_a_row >= MOST_LEFT_OUT:
+        if counters.skipped_in_a_row >= MOST_SKIPPED:
             self.trainer.settle()
-        return counters.left_out_in_a_row >= MOST_LEFT_OUT
+        return counters.skipped_in_a_row >= MOST_SKIPPED
 
     def _record(self, ended: bool) -> None:
         counters = self.trainer.counters
         self.display.at(counters.step, self._place())
-        self._write_left_out()
+        self._write_skipped()
         if counters.step % self.config.train.log_every and not ended:
             return
         self.trainer.settle()
-        self._write_left_out()
-        self._tell_compiled()
+        self._write_skipped()
+        self._report_compiling()
         parts = self.trainer.meter.read()
         loss = parts.pop("loss", None)
         at = {"step": counters.step, "clips": counters.clips}
@@ -206,8 +208,8 @@ class Run:
                 {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
             )
 
-    def _tell_compiled(self) -> None:
-        spent = seconds_spent() if self.machine.compile else 0.0
+    def _report_compiling(self) -> None:
+        spent = seconds_compiling() if self.machine.compile else 0.0
         if spent > self._compiled + 1:
             self.display.say(f"compiled in {spent - self._compiled:.0f} s")
             self.speed.write(
@@ -215,10 +217,10 @@ class Run:
             )
             self._compiled = spent
 
-    def _write_left_out(self) -> None:
-        for step, not_finite in self.trainer.left_out[self._told :]:
+    def _write_skipped(self) -> None:
+        for step, not_finite in self.trainer.skipped[self._told :]:
             self.metrics.write({"kind": "skip", "step": step, "not_finite": not_finite})
-        self._told = len(self.trainer.left_out)
+        self._told = len(self.trainer.skipped)
 
     def _place(self) -> str:
         position = self.stream.position
@@ -226,28 +228,19 @@ class Run:
         return f"{self.config.method}: {self.stream.names[task]}, epoch {epoch + 1} of {self.config.stream.epochs}"
 
     def _evaluate_if_due(self) -> None:
-        """Before the first step and after a task's last one. No checkpoint lies between that and the next step, so
-        whoever comes from one to such a place has not been evaluated there, or has been cut back to before it."""
+        """Evaluate before the first step and after the last step of each task.
+
+        There is no checkpoint between an evaluation and the next step, so a run that resumes here has not been
+        evaluated here, or its metrics were cut back to before that.
+        """
         due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
         if due is None:
             return
         began = time.monotonic()
-        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
-        workers = 0 if cached else self.config.stream.workers
-        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
-        model, machine = self.method.eval_model, self.machine
         with self.stop.at_once():
-            found = evaluate_tasks(
-                model,
-                self.method.avm,
-                self.eval_tasks,
-                stream,
-                machine.device,
-                self.config.seed,
-                machine.autocast,
-                self.method.beta,
-                self.skipped,
-            )
+            found = self._evaluate(self.method.eval_model, self.method.avm)
+            if self.trainer.slow is not None:
+                found["slow"] = self._evaluate(self.trainer.slow.model, None)
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
@@ -256,21 +249,30 @@ class Run:
         self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
         self._mark = (time.monotonic(), counters.clips)
         self.speed.write({"kind": "evaluation", "task": task, "seconds": time.monotonic() - began})
-        self._tell(task, summary([line | {"task": 0}])["A"])
+        self._report_evaluation(task, summary([line | {"task": 0}])["A"])
 
-    def _tell(self, task: int, mean_accuracy: float) -> None:
-        """One line a task, on a terminal too: it stays when the bar moves on."""
-        counters = self.trainer.counters
-        after = (
-            f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})" if task >= 0 else "before the first task"
+    def _evaluate(self, model: CAV, avm: AVM | None) -> dict[str, Any]:
+        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
+        workers = 0 if cached else self.config.stream.workers
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
+        machine = self.machine
+        return evaluate_tasks(
+            model, avm, self.eval_tasks, stream, machine.device, self.config.seed, machine.autocast, self.skipped
         )
-        left_out = f", {counters.left_out} steps left out" if counters.left_out else ""
-        skipped = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
+
+    def _report_evaluation(self, task: int, mean_recall: float) -> None:
+        """One line per task, which stays on the terminal when the progress bar moves on."""
+        counters = self.trainer.counters
+        after = "before the first task"
+        if task >= 0:
+            after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
+        steps = f", {counters.skipped} non-finite steps skipped" if counters.skipped else ""
+        clips = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
         self.display.say(
-            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_accuracy:.1f}%{left_out}{skipped}"
+            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{steps}{clips}"
         )
         if self.board:
-            self.board.scalars({"mean recall": mean_accuracy}, counters.step)
+            self.board.scalars({"mean recall": mean_recall}, counters.step)
 
     def _memory_by_task(self) -> list[int] | None:
         if self.method.memory is None:
@@ -283,7 +285,7 @@ class Run:
     def _save(self) -> None:
         began, step = time.monotonic(), self.trainer.counters.step
         self.trainer.settle()
-        self._write_left_out()
+        self._write_skipped()
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
             "metrics_bytes": self.metrics.sync(),
@@ -294,19 +296,26 @@ class Run:
         self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
 
     def _finish(self) -> None:
-        counters = self.trainer.counters
-        if counters.step and counters.left_out == counters.step:
-            raise StellaError("no step of this run had a finite loss; look at the data, or start a new run")
-        scores = summary(_evaluations(self.folder))
-        extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "scores": scores}
-        write_bytes(self.folder.weights, weights.packed(self.method.eval_model, self.method.avm, extra))
-        end = {"kind": "end", "step": counters.step, "clips": counters.clips, "left_out_steps": counters.left_out}
+        counters, slow = self.trainer.counters, self.trainer.slow
+        if counters.step and counters.skipped == counters.step:
+            raise StellaError("no step of this run was finite; check the data, or start a new run")
+        evaluations = _evaluations(self.folder)
+        scores = summary(evaluations)
+        extra = {"config": to_tree(self.config), "commit": self.environment["commit"]}
+        self._write_weights(self.folder.weights, self.method.eval_model, self.method.avm, extra | {"scores": scores})
+        if slow is not None:
+            scores["slow"] = summary([line | line["slow"] for line in evaluations])
+            self._write_weights(self.folder.slow_weights, slow.model, None, extra | {"scores": scores["slow"]})
+        end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
         self.metrics.write(end | scores)
         self.metrics.sync()
 
+    def _write_weights(self, path: Path, model: CAV, avm: AVM | None, extra: dict[str, Any]) -> None:
+        write_bytes(path, weights.packed(model, avm, extra))
+
 
 def _with_earlier(facts: Line, folder: RunFolder) -> Line:
-    """Where this run was before goes with where it is now, if that is another commit or machine."""
+    """The environment, with those of earlier parts of this run if commit or machine changed."""
     if not folder.environment.exists():
         return facts
     before = read_json(folder.environment)

@@ -1,14 +1,16 @@
-"""The loop of all methods: batches in, steps out. Nothing else calls backward, steps or casts (but the matching
-module's loss, which takes its gradients as soon as it is known, and virtual steps, which are never taken).
+"""The training loop of all methods: batches in, steps out. Only this file calls backward, steps or casts.
 
-A step whose loss or gradients are not finite is left out: weights, optimiser and memory stay as they were. That is
-decided on the device. On a GPU the host does not wait to hear of it: it runs ahead of the card, and learns of a step
-that was left out a little later, `settle` at the latest.
+(Two exceptions take gradients without a step: the matching loss in `fast`, and virtual steps in `methods/virtual.py`.)
+
+A step with a non-finite loss or gradient is skipped: weights, moving averages, optimiser, memory and the method's
+buffers stay as they were. The device decides that. On a GPU the host runs ahead and learns of a skipped step later, at
+`settle` at the latest.
 """
 
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,23 +22,24 @@ from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
 from stella.fast.allocator import keep_freed_memory
-from stella.fast.compile import compiled
 from stella.fast.graphs import Compute, Graphs
+from stella.fast.parts import applied
 from stella.methods.base import Losses, Method
+from stella.model.slow import SlowWeights
 from stella.train.config import TrainConfig
 from stella.train.device import Later, Runtime
 
 
 @dataclass
 class Counters:
-    step: int = 0  # taken or left out
+    step: int = 0  # taken or skipped
     clips: int = 0
-    left_out: int = 0
-    left_out_in_a_row: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
 
 
 class Meter:
-    """Means of the loss and its parts over the steps taken since they were last read. The sums stay on the device."""
+    """Means of the loss and its parts over the steps taken since the last `read`. The sums stay on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -64,16 +67,16 @@ class Meter:
 
 
 class Trainer:
-    """A method, a stream, an optimiser. `advance` until it says that the stream is at its end."""
+    """A method, a stream and an optimiser. Call `advance` until it returns False at the end of the stream."""
 
     def __init__(self, method: Method, stream: Stream, config: TrainConfig, runtime: Runtime) -> None:
         self.method, self.stream, self.config, self.runtime = method, stream, config, runtime
-        method.lr = config.lr
         self.counters = Counters()
         self.meter = Meter(runtime.device)
-        self.left_out: list[tuple[int, list[str]]] = []  # steps, and what was not finite
+        self.skipped: list[tuple[int, list[str]]] = []  # steps, and what was not finite
+        self.slow = None if config.ema is None else SlowWeights(method.model, config.ema)
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
-        self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # all, if no clip is skipped
+        self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # in all, if no clip is skipped
         self._parameters = [p for p in method.parameters() if p.requires_grad]
         self._rate = torch.tensor(config.lr, device=runtime.device)
         on_gpu = runtime.device.type == "cuda"
@@ -87,15 +90,12 @@ class Trainer:
             fused=True,
             capturable=on_gpu,
         )
+        method.attach(self.optimizer)
         self._names: list[str] = []  # of the loss's parts
         self._unsettled: deque[tuple[int, Later]] = deque()
-        self.replace_compute(self.compute)
-
-    def replace_compute(self, compute: Compute) -> None:
-        """Have steps computed by something around `compute`; for measurements."""
-        memory, device = self.method.memory, self.runtime.device
-        replayed = device.type == "cuda" and self.config.graph and (memory is None or memory.device == device)
-        self._compute = Graphs(compute, memory, self.method.generators.values()) if replayed else compute
+        memory = method.memory
+        recorded = on_gpu and config.graph and (memory is None or memory.device == runtime.device)
+        self._compute: Compute = Graphs(self.compute, memory, method.generators.values()) if recorded else self.compute
 
     def advance(self) -> bool:
         """One step on the next `accumulate` batches; False if there are no more."""
@@ -106,18 +106,18 @@ class Trainer:
         self.counters.step += 1
         self.counters.clips += clips
         self._rate.fill_(self._rate_now())
-        with compiled(self.runtime.compile, self.config.activations):
+        with applied(self.runtime.compile, self.config.activations):
             finite = self._compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
-            memory.recount()  # the first clips: where their step was left out, there are none to draw
+            memory.recount()  # if the very first step was skipped, there is nothing to draw
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True
 
     def compute(self, batches: Sequence[Batch]) -> Tensor:
-        """A step on the device, from the losses to the memory; returns what of it is finite, bool [parts + 1].
+        """A step on the device, from the losses to the memory; returns which parts are finite, bool [parts + 1].
 
-        Nothing here waits for the device, or depends on values. (All there is to a step, for CUDA graphs.)
+        It neither waits for the device nor depends on values, so that it can be recorded as a CUDA graph.
         """
         computed: list[Losses] = []
         for batch in batches:
@@ -132,31 +132,46 @@ class Trainer:
         parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
         finite = torch.stack([*parts, get_total_norm(gradients)]).isfinite()
         taken = finite.all()
-        self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam leaves the step out
+        self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam skips the step
         self.optimizer.step()
-        with torch.no_grad():
-            for batch, losses in zip(batches, computed, strict=True):
-                self.method.after_step(batch, losses, taken)
-                self.meter.add(losses, taken)
-            self.method.follow(taken)
         self.optimizer.zero_grad(set_to_none=True)
+        self._after(batches, computed, taken)
         return finite
 
+    @torch.no_grad()
+    def _after(self, batches: Sequence[Batch], computed: Sequence[Losses], taken: Tensor) -> None:
+        """Memory, buffers and moving averages; where `taken` is false, nothing changes."""
+        method = self.method
+        before = [buffer.clone() for buffer in method.buffers(recurse=False)]
+        with nullcontext() if method.memory is None else method.memory.commit_if(taken):
+            for batch, losses in zip(batches, computed, strict=True):
+                method.after_batch(batch, losses)
+                self.meter.add(losses, taken)
+            method.after_step()
+        for buffer, old in zip(method.buffers(recurse=False), before, strict=True):
+            buffer.copy_(torch.where(taken, buffer, old))
+        for slow in self._slow_weights():
+            slow.follow(method.model, taken)
+
+    def _slow_weights(self) -> list[SlowWeights]:
+        own = [module for module in self.method.modules() if isinstance(module, SlowWeights)]
+        return own if self.slow is None else [*own, self.slow]
+
     def settle(self, wait: bool = True) -> None:
-        """Take note of steps that were left out: all so far, or without waiting those that are known."""
+        """Record which steps were skipped: all of them, or without `wait` those already known."""
         while self._unsettled and (wait or self._unsettled[0][1].known):
             step, later = self._unsettled.popleft()
             finite = later.read()
             if all(finite):
-                self.counters.left_out_in_a_row = 0
+                self.counters.skipped_in_a_row = 0
                 continue
-            self.counters.left_out += 1
-            self.counters.left_out_in_a_row += 1
+            self.counters.skipped += 1
+            self.counters.skipped_in_a_row += 1
             bad = [name for name, fine in zip(self._names, finite, strict=False) if not fine]
-            self.left_out.append((step, sorted(bad) or ["the gradients"]))
+            self.skipped.append((step, sorted(bad) or ["the gradients"]))
 
     def _next_batches(self) -> Iterator[Batch]:
-        """The last step of a task takes the batches that are left, as its last batch takes the clips that are left."""
+        """The batches of a step. The last step of a task takes what is left."""
         for _ in range(self.config.accumulate):
             if (batch := next(self.stream, None)) is None:
                 return
@@ -165,7 +180,7 @@ class Trainer:
                 return
 
     def _rate_now(self) -> float:
-        """The learning rate of this step: up over the warm-up, down over the decay, constant between."""
+        """The learning rate: linear warm-up, constant, linear decay."""
         step, warmup = self.counters.step, self.config.warmup_steps
         falling, left = self.config.decay * self.steps, self.steps + 1 - step
         share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
@@ -178,6 +193,7 @@ class Trainer:
             "counters": asdict(self.counters),
             "meter": self.meter.state_dict(),
             "method": self.method.state_dict(),
+            "slow": None if self.slow is None else self.slow.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "memory": None if memory is None else memory.state_dict(),
             "generators": {name: generator.get_state() for name, generator in self.method.generators.items()},
@@ -186,15 +202,17 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        here, there = self.runtime.device.type, state.get("device", self.runtime.device.type)
+        here, there = self.runtime.device.type, state["device"]
         if here != there:
             raise StellaError(
-                f"this run was begun with train.device={there} and would go on with {here}, where random numbers are "
-                f"others; continue it where there is {there}, or start a new run"
+                f"this run was started with train.device={there} and cannot resume on {here}, where random numbers "
+                f"differ; resume it on a machine with {there}, or start a new run"
             )
         self.counters = Counters(**state["counters"])
         self.meter.load_state_dict(state["meter"])
         self.method.load_state_dict(state["method"])
+        if self.slow is not None:
+            self.slow.load_state_dict(state["slow"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small import Noise, quick
+from stella.fast.parts import applied
 
 from stella import selection
 from stella.data.stream import Stream
-from stella.fast.compile import compiled
 from stella.methods import METHODS
 from stella.runs.build import build_method
 from stella.runs.config import settle
@@ -64,7 +64,7 @@ def test_a_step_that_is_not_finite_is_left_out_of_a_replay(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision_stays_finite(name: str) -> None:
     trainer = trained(name, graph=True, precision="bfloat16", clips=20)
-    assert trainer.counters.left_out == 0
+    assert trainer.counters.skipped == 0
     assert all(p.isfinite().all() for p in trainer.method.parameters())
 
 
@@ -74,7 +74,7 @@ def test_importance_without_the_map_is_importance(dtype: torch.dtype, queries: i
     torch.manual_seed(0)
     q = torch.randn(3, queries, 4, dim, device="cuda").to(dtype).transpose(1, 2)
     k = torch.randn(3, keys, 4, dim, device="cuda").to(dtype).transpose(1, 2)
-    with compiled():
+    with applied():
         ours = selection.importance(q, k, 0.2)
     naive = selection.importance(q.double().cpu(), k.double().cpu(), 0.2)
     torch.testing.assert_close(ours.double().cpu(), naive, rtol=1e-4, atol=1e-9)

@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from helpers.method_toys import TOY, method
 
+from helpers.method_toys import TOY, method
 from stella.clip import Clip, Labels
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig
@@ -40,7 +40,7 @@ def scenes(task: str, clips: int, split: str = "train") -> list[Clip]:
 SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
 
 
-def trainer(name: str, tasks: list[tuple[str, Told]] | None = None, seed: int = 0) -> Trainer:
+def scenes_trainer(name: str, tasks: list[tuple[str, Told]] | None = None, seed: int = 0) -> Trainer:
     """Two tasks of four epochs, each of three batches and a short one: 32 steps."""
     tasks = tasks or [("task1", Told(scenes("task1", 22))), ("task2", Told(scenes("task2", 23)))]
     stream = Stream(tasks, StreamConfig(batch_size=6, epochs=4, **SHAPES))

@@ -1,4 +1,4 @@
-"""A small model, batches and a few steps of training, for the tests of methods."""
+"""A small model, batches and a few training steps, for the tests of methods."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,21 +6,33 @@ from typing import Any
 import torch
 
 from stella.clip import Batch
+from stella.data.stream import Stream, StreamConfig
 from stella.methods import MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV, preset
 from stella.rng import generator
+from stella.train.config import TrainConfig
+from stella.train.device import runtime
+from stella.train.trainer import Trainer
 
 TOY = preset(  # 8 x 8 audio, 4 x 2 x 2 video patches
     "tiny", image_size=32, spec_frames=128, dim=24, depth=2, fusion_from=1, dec_dim=16, dec_depth=1
 )
-YES = torch.tensor(True)  # the step was taken
 REPLAY = ("er", "derpp", "cls_er", "lump", "esmer", "stella", "stella_plus", "random", "mats")
-ALL_ENTER: dict[str, dict[str, Any]] = {"esmer": {"beta": 1e9}}  # that every clip may enter the memory
+ALL_ENTER: dict[str, dict[str, Any]] = {"esmer": {"beta": 1e9}}  # so that every clip may enter the memory
 
 
 def method(name: str, clips: int = 10, seed: int = 0, dtype: torch.dtype = torch.float32, **args: Any) -> Method:
+    """A method on a toy model, with an optimiser that has not stepped yet."""
     torch.manual_seed(3)
-    return build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), MemoryConfig(clips=clips), seed)
+    one = build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), MemoryConfig(clips=clips), seed)
+    trainer(one)
+    return one
+
+
+def trainer(one: Method, **config: Any) -> Trainer:
+    """A trainer without a stream, for `step`."""
+    config = {"lr": 1e-3, **config}
+    return Trainer(one, Stream([], StreamConfig()), TrainConfig(**config), runtime("cpu"))
 
 
 def next_draw(method: Method, n: int) -> torch.Tensor:
@@ -48,23 +60,17 @@ def batches(sizes: Iterable[int], first: int = 0) -> list[Batch]:
     return made
 
 
-def optimiser(method: Method) -> torch.optim.Optimizer:
-    return torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=1e-3, betas=(0.95, 0.999))
-
-
-def step(method: Method, adam: torch.optim.Optimizer, batch: Batch) -> dict[str, float]:
-    losses = method.loss(batch)
-    adam.zero_grad()
-    losses.total.backward()
-    adam.step()
-    method.after_step(batch, losses, YES)
-    method.follow(YES)
-    return {name: part.item() for name, part in losses.parts.items()}
+def step(trainer: Trainer, *batches: Batch) -> dict[str, float]:
+    """A training step on these batches; returns the mean of each part of the loss."""
+    assert trainer.compute(batches).all()
+    parts = trainer.meter.read()
+    parts.pop("loss")
+    return parts
 
 
 def train(method: Method, sizes: Iterable[int] = (6, 6, 6, 5, 6, 1)) -> list[dict[str, float]]:
-    adam = optimiser(method)
-    return [step(method, adam, one) for one in batches(sizes)]
+    one = trainer(method)
+    return [step(one, each) for each in batches(sizes)]
 
 
 def assert_same_weights(one: Method, other: Method) -> None:

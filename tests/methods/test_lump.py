@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.method_toys import YES, assert_same_weights, batch, method, next_draw, train
+from helpers.method_toys import assert_same_weights, batch, method, next_draw, train
 from torch import Tensor
 
 from stella.errors import ConfigError
@@ -31,7 +31,7 @@ def test_each_clip_is_mixed_with_a_drawn_one_by_one_weight(
 ) -> None:
     one = method("lump", clips=held, concentration=2.0)
     first, second = batch(held), batch(now, held)
-    one.after_step(first, one.loss(first), YES)
+    one.after_batch(first, one.loss(first))
     slots = next_draw(one, now)
     assert len(slots) == min(held, now)
     expected = float(beta(2.0, one.generators["mix"].clone_state()))
@@ -53,7 +53,7 @@ def test_the_loss_is_that_of_the_mixtures() -> None:
     """Which is not computed from the clips: the same masks, the mixtures' own targets."""
     one = method("lump", clips=4, concentration=2.0, dtype=torch.float64)
     first, second = batch(4), batch(4, 4)
-    one.after_step(first, one.loss(first), YES)
+    one.after_batch(first, one.loss(first))
     held = first[next_draw(one, 4)]
     mix, masks = beta(2.0, one.generators["mix"].clone_state()), one.generators["mask"].get_state()
     parts = one.loss(second).parts

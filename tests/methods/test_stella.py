@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.method_toys import TOY, YES, batch, batches, method, next_draw, train
+from helpers.method_toys import TOY, batch, batches, method, next_draw, train
 from torch import Tensor
 
 from stella.clip import Batch
@@ -259,9 +259,9 @@ def test_ratios_may_differ_by_modality(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stella_stores_clips_and_their_scores() -> None:
     one = method("stella", clips=8)
     first, second = batches([4, 4])
-    one.after_step(first, one.loss(first), YES)
+    one.after_batch(first, one.loss(first))
     losses = one.loss(second)
-    one.after_step(second, losses, YES)
+    one.after_batch(second, losses)
     rows = one.memory.state_dict()["rows"]
     assert torch.equal(rows["video"], torch.cat([first.video, second.video]))
     assert torch.equal(rows["audio"], torch.cat([first.audio, second.audio]).half())
@@ -271,14 +271,14 @@ def test_stella_stores_clips_and_their_scores() -> None:
     for name, kappa in (("a", KA), ("v", KV)):
         correlation = rows[f"correlation_{name}"][4:]
         assert torch.equal((correlation > 0).sum(1), torch.full((4,), kappa))
-        assert torch.equal(rows[f"z_{name}"][4:], losses.keep[f"z_{name}"])
+        assert torch.equal(rows[f"z_{name}"][4:], losses.rows[f"z_{name}"])
 
 
 def test_stella_plus_stores_the_patches_it_trained_on_with_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("stella_plus", clips=6)
     calls = spy(one, monkeypatch)
     b = batch(6)
-    one.after_step(b, one.loss(b), YES)
+    one.after_batch(b, one.loss(b))
     rows = one.memory.state_dict()["rows"]
     whole_a, whole_v = one.model.patches_a(b.audio), one.model.patches_v(b.video)
     for i in range(6):
@@ -356,7 +356,7 @@ def test_without_correlation_nothing_is_pruned() -> None:
     one = method("stella", correlation=False)
     train(one, [4, 4])
     losses = one.loss(batch(4, 8))
-    assert not losses.keep["correlation_a"].any() and not losses.keep["correlation_v"].any()
+    assert not losses.rows["correlation_a"].any() and not losses.rows["correlation_v"].any()
 
 
 def test_without_importance_patches_are_drawn_uniformly_but_still_pruned() -> None:
@@ -364,8 +364,8 @@ def test_without_importance_patches_are_drawn_uniformly_but_still_pruned() -> No
     losses = []
     for m in (one, full):
         b = batch(4)
-        m.after_step(b, m.loss(b), YES)
-        losses.append(m.loss(batch(4, 4)).keep)
+        m.after_batch(b, m.loss(b))
+        losses.append(m.loss(batch(4, 4)).rows)
     assert all((losses[0][f"importance_{m}"] == 1).all() for m in "av")
     assert torch.equal(losses[0]["correlation_a"], losses[1]["correlation_a"])  # of what attention finds important
     assert torch.equal(losses[0]["q_v"], losses[1]["q_v"])

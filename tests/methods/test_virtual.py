@@ -1,27 +1,31 @@
-"""MIR and GMED against plain versions: a copy of the model that really steps, loops over clips, finite differences."""
+"""MIR and GMED against plain versions: a copy that really steps, loops over clips, finite differences."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from helpers.method_toys import TOY, YES, assert_same_weights, batch, batches, method, next_draw, optimiser, step, train
+from helpers.method_toys import (
+    TOY,
+    assert_same_weights,
+    batch,
+    batches,
+    method,
+    next_draw,
+    step,
+    train,
+    trainer,
+)
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError
 from stella.memory import bytes_per_clip
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
-from stella.model import linear
+from stella.methods.virtual import adam_step
 from stella.model.cav import CAV, PRESETS, Split
-from stella.train.config import TrainConfig
-from stella.train.device import runtime
-from stella.train.trainer import Trainer
 
 LA, LV = TOY.patches_a, TOY.patches_v
 SEEN_A, SEEN_V = int(LA * 0.2), int(LV * 0.2)
-NO = torch.tensor(False)
 both = pytest.mark.parametrize("name", ["mir", "gmed"])
 
 
@@ -54,41 +58,92 @@ def plain_losses(model: CAV, audio: Tensor, video: Tensor, noise: tuple[Tensor, 
     return torch.stack([recon[i] + 0.1 * contrastive[i] for i in own])
 
 
-def stepped(one: Method, b: Batch, noise: tuple[Tensor, Tensor], lr: float) -> CAV:
-    """A copy of the model that has taken the step."""
+def stepped(one: Method, b: Batch, noise: tuple[Tensor, Tensor]) -> CAV:
+    """A copy of the model that has taken the step, with a copy of the run's optimiser."""
     model = copy.deepcopy(one.model)
+    adam = torch.optim.Adam(model.parameters())
+    state = copy.deepcopy(one.optimizer.state_dict())
+    if not state["state"]:
+        state["state"] = adam.state_dict()["state"]
+    adam.load_state_dict(state)
     plain_losses(model, b.audio, b.video, noise).mean().backward()
-    torch.optim.SGD(model.parameters(), lr).step()
+    adam.step()
     return model
 
 
 # ---- the virtual step
 
 
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_the_virtual_step_is_the_optimisers_own(steps: int) -> None:
+    """Adam with weight decay and a learning rate in a tensor, from no moments, and from those of some steps."""
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 4), (5,), ())]
+    rate = torch.tensor(0.01, dtype=torch.float64)
+    adam = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    for _ in range(steps):
+        for p in weights:
+            p.grad = torch.randn_like(p)
+        adam.step()
+    rate.fill_(0.03)  # as a warm-up changes it
+    gradients = tuple(torch.randn_like(p) for p in weights)
+    before = copy.deepcopy((weights, adam.state_dict()["state"]))
+    found = adam_step(adam, weights, gradients)
+    assert all(torch.equal(p, q) for p, q in zip(weights, before[0], strict=True))
+    for index, moments in before[1].items():
+        assert all(torch.equal(value, adam.state_dict()["state"][index][key]) for key, value in moments.items())
+    for p, g in zip(weights, gradients, strict=True):
+        p.grad = g
+    adam.step()
+    for ours, p in zip(found, weights, strict=True):
+        torch.testing.assert_close(ours, p.detach(), rtol=1e-9, atol=1e-12)
+        assert not ours.requires_grad
+
+
 @both
-def test_virtual_weights_are_those_after_a_step_on_the_current_clips(name: str) -> None:
-    one, b = method(name, dtype=torch.float64, virtual_lr=0.3), batch(3)
-    one.model.pos_embed_a.requires_grad_(False)  # what is not trained does not move
+@pytest.mark.parametrize("sizes", [[], [4, 4]])
+def test_virtual_weights_are_those_after_a_step_on_the_current_clips(name: str, sizes: list[int]) -> None:
+    one, b = method(name, dtype=torch.float64), batch(3, 8)
+    train(one, sizes)
     (noise,) = virtual_noise(one, 3)
-    expected = dict(stepped(one, b, noise, 0.3).named_parameters())
+    expected = dict(stepped(one, b, noise).named_parameters())
     found = one.virtual_weights(b)
-    assert len(found) == len(expected) - 1
+    assert found.keys() == expected.keys()
     for key, value in found.items():
-        torch.testing.assert_close(value, expected[key].detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(value, expected[key].detach(), rtol=1e-6, atol=1e-9)
         assert not value.requires_grad
+    moved = torch.cat([(value - one.model.get_parameter(key)).flatten().abs() for key, value in found.items()])
+    assert moved.median() > 1e-4  # about the learning rate, 1e-3
 
 
 @both
-@pytest.mark.parametrize(("args", "expected"), [({}, 0.3), ({"virtual_lr": 0.2}, 0.2)])
-def test_the_virtual_step_is_as_long_as_a_step_of_training_unless_told(
-    name: str, args: dict[str, float], expected: float
-) -> None:
-    one, b = method(name, dtype=torch.float64, **args), batch(3)
-    Trainer(one, Stream([], StreamConfig()), TrainConfig(lr=0.3), runtime("cpu"))
-    (noise,) = virtual_noise(one, 3)
-    after = dict(stepped(one, b, noise, expected).named_parameters())
-    for key, value in one.virtual_weights(b).items():
-        torch.testing.assert_close(value, after[key].detach(), rtol=1e-9, atol=1e-12)
+def test_what_is_not_trained_does_not_move(name: str) -> None:
+    torch.manual_seed(3)
+    model = CAV(TOY)
+    model.pos_embed_a.requires_grad_(False)
+    one = build(name, model, {}, ObjectiveConfig(), MemoryConfig(clips=4), 0)
+    trainer(one)
+    assert "pos_embed_a" not in one.virtual_weights(batch(3))
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_half_precision_ranks_candidates_as_float32_does() -> None:
+    """A step of Adam is large enough for bfloat16 to see. (`benchmarks/virtual_step.py` has larger models.)"""
+    one, b = method("mir", clips=40), batch(6, 48)
+    train(one, [8] * 6)
+    drawn, state = one.memory.draw(40), one.generators["virtual"].get_state()
+    ranks = []
+    for half in (False, True):
+        one.generators["virtual"].set_state(state)
+        flags = torch.backends.mkldnn.flags(enabled=False)  # oneDNN's half precision crashes some processors
+        with flags, torch.autocast("cpu", torch.bfloat16, enabled=half):
+            after = one.virtual_weights(b)
+            with torch.no_grad():
+                splits = one.virtual_splits(drawn["audio"], drawn["video"])
+                clips = drawn["audio"], drawn["video"], splits
+                increase = one.clip_losses(after, *clips) - one.clip_losses(one.weights(), *clips)
+        ranks.append(increase.argsort().argsort().double())
+    assert torch.corrcoef(torch.stack(ranks))[0, 1] > 0.95
 
 
 @both
@@ -119,9 +174,10 @@ def test_looking_ahead_leaves_the_model_as_it_is_and_masks_as_er_does(name: str)
 def test_looking_ahead_touches_neither_optimiser_nor_memory(name: str) -> None:
     """But for one draw from the memory: its clips, and what its generator gives next, are as after that alone."""
     one, b = method(name, clips=20), batch(4, 12)
-    adam = optimiser(one)
+    loop = trainer(one)
     for earlier in batches([6, 6]):
-        step(one, adam, earlier)
+        step(loop, earlier)
+    adam = loop.optimizer
     steps, rows = copy.deepcopy((adam.state_dict(), one.memory.state_dict()["rows"]))
     before = one.memory.generator.get_state()
     one.memory.draw(20 if name == "mir" else 4)
@@ -131,7 +187,7 @@ def test_looking_ahead_touches_neither_optimiser_nor_memory(name: str) -> None:
     assert torch.equal(one.memory.generator.get_state(), drawn)
     assert all(torch.equal(now, rows[key]) for key, now in one.memory.state_dict()["rows"].items())
     now = adam.state_dict()
-    assert now["param_groups"] == steps["param_groups"] and len(steps["state"]) == len(list(one.parameters()))
+    assert len(steps["state"]) == len(list(one.parameters()))
     for index, moments in steps["state"].items():
         assert all(torch.equal(now["state"][index][key], value) for key, value in moments.items())
 
@@ -145,72 +201,12 @@ def test_an_empty_memory_makes_it_finetune(name: str) -> None:
     assert torch.equal(one.generators["virtual"].get_state(), untouched)
 
 
-@both
-def test_compares_in_full_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bfloat16 cannot tell θ from θ'. The gradient that leads to θ' is a step's like any other."""
-    one = method(name)
-    train(one, [6, 6])
-    forward, grad, on = one.model.forward, torch.autograd.grad, []
-    products: list[bool] = []
-
-    def seen(function: Any) -> Any:
-        def run(*args: Any, **more: Any) -> Any:
-            on.append(torch.is_autocast_enabled("cpu"))
-            products.append(linear._split)
-            return function(*args, **more)
-
-        return run
-
-    monkeypatch.setattr(one.model, "forward", seen(forward))
-    monkeypatch.setattr(torch.autograd, "grad", seen(grad))
-    b = batch(4, 12)
-    # oneDNN's half precision crashes some processors
-    with torch.backends.mkldnn.flags(enabled=False), torch.autocast("cpu", torch.bfloat16):  # type: ignore[no-untyped-call]
-        drawn = one.draw(b)
-        if name == "gmed":
-            one.edit(b, drawn)
-    step_ahead, compared = [True, False], [False] * (6 if name == "mir" else 4)  # 12 candidates, 4 at once
-    assert on == step_ahead + compared  # passes, each with its gradient where there is one
-    assert products == [False, False, *[True for _ in compared]]  # on a GPU faster, and about as exact
-    products.clear()
-    one.draw(b) if name == "mir" else one.edit(b, drawn)
-    assert products and not any(products)  # in float32 products are as they are
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_run_in_half_precision_sees_on_a_gpu_what_float64_sees() -> None:
-    """By how much the loss of each candidate changes, at the learning rate."""
-    one = method("mir", clips=40)
-    one.model.cuda()
-    past, splits = batch(40, 0), tuple(Split(s.visible.cuda(), s.masked.cuda()) for s in one.virtual_splits(40))
-    audio, video = past.audio.cuda(), past.video.cuda()
-    before = one.weights()
-    after = {name: p + 1e-4 * torch.randn_like(p) * p.std() for name, p in before.items()}
-
-    def changes(dtype: torch.dtype) -> Tensor:
-        one.model.to(dtype)
-        at = [
-            one.clip_losses({name: p.to(dtype) for name, p in each.items()}, audio.to(dtype), video, splits)
-            for each in (before, after)
-        ]
-        return (at[1] - at[0]).double()
-
-    with torch.no_grad():
-        exact = changes(torch.float64)
-        with torch.autocast("cuda", torch.bfloat16):
-            too_coarse = changes(torch.float32)
-            one.device = torch.device("cuda")
-            with one.full_precision():
-                found = changes(torch.float32)
-    assert (found - exact).norm() < 0.02 * exact.norm() < (too_coarse - exact).norm()
-
-
 # ---- MIR
 
 
 @pytest.mark.parametrize("clips", [7, 30])  # fewer and more than are asked for
 def test_mir_keeps_the_candidates_whose_loss_rises_most(clips: int) -> None:
-    one = method("mir", clips=clips, dtype=torch.float64, candidates=3, virtual_lr=0.05)
+    one = method("mir", clips=clips, dtype=torch.float64, candidates=3)
     train(one, [12, 12, 12])
     b = batch(4, 36)
     candidates = next_draw(one, 12)
@@ -218,7 +214,7 @@ def test_mir_keeps_the_candidates_whose_loss_rises_most(clips: int) -> None:
     rows = one.memory.state_dict()["rows"]
     audio, video = rows["audio"][candidates], rows["video"][candidates]
     noise, noise_past = virtual_noise(one, 4, len(candidates))
-    after = stepped(one, b, noise, 0.05)
+    after = stepped(one, b, noise)
     with torch.no_grad():
         rises = plain_losses(after, audio, video, noise_past) - plain_losses(one.model, audio, video, noise_past)
     ranked = sorted(range(len(candidates)), key=lambda i: -rises[i].item())
@@ -255,7 +251,7 @@ def test_mir_then_is_er_on_the_clips_chosen(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(er, "draw", lambda _: chosen)
     ours, theirs = mir.loss(b), er.loss(b)
     assert ours.parts == theirs.parts
-    assert ours.keep.keys() == theirs.keep.keys()
+    assert ours.rows.keys() == theirs.rows.keys()
 
 
 def test_mir_with_one_candidate_a_clip_is_er_and_with_more_it_is_not() -> None:
@@ -269,11 +265,11 @@ def test_mir_with_one_candidate_a_clip_is_er_and_with_more_it_is_not() -> None:
 
 def test_mir_replays_as_many_different_clips_as_the_batch_has_or_all_there_are() -> None:
     one = method("mir", clips=6)
-    adam = optimiser(one)
+    loop = trainer(one)
     for b, replayed in zip(batches([2, 1, 2, 4, 7, 3]), [0, 1, 2, 4, 6, 3], strict=True):
         drawn = one.draw(b)
         assert (0 if drawn is None else len(set(drawn.slots.tolist()))) == replayed
-        step(one, adam, b)
+        step(loop, b)
 
 
 # ---- GMED
@@ -290,8 +286,8 @@ def remembered(gmed: Method, ages: list[int]) -> None:
 
 @pytest.mark.parametrize(("beta", "gamma"), [(0.0, 1.0), (0.3, 0.5)])
 def test_gmed_edits_by_the_gradients_before_and_after_the_step(beta: float, gamma: float) -> None:
-    alpha, lr, ages = 2.0, 0.5, [0, 1, 3]
-    one = method("gmed", clips=3, dtype=torch.float64, alpha=alpha, beta=beta, gamma=gamma, virtual_lr=lr)
+    alpha, ages = 2.0, [0, 1, 3]
+    one = method("gmed", clips=3, dtype=torch.float64, alpha=alpha, beta=beta, gamma=gamma)
     train(one, [3])
     remembered(one, ages)
     b = batch(4, 3)
@@ -301,7 +297,7 @@ def test_gmed_edits_by_the_gradients_before_and_after_the_step(beta: float, gamm
         "audio": drawn["audio"].double() + drawn["edit_audio"].double(),
         "video": one.model.normalise(drawn["video"]) + drawn["edit_video"].double(),
     }
-    models = [one.model, stepped(one, b, noise, lr)]
+    models = [one.model, stepped(one, b, noise)]
     edited = one.edit(b, drawn)
     assert torch.equal(edited["age"], drawn["age"] + 1)
     assert torch.equal(edited.slots, drawn.slots)
@@ -312,7 +308,7 @@ def test_gmed_edits_by_the_gradients_before_and_after_the_step(beta: float, gamm
         for sign in (1, -1):
             moved = {key: value.clone() for key, value in clip.items()}
             moved[name][where] += sign * by
-            sums.append(plain_losses(model, moved["audio"], moved["video"], noise_past).sum())
+            sums.append(plain_losses(model, moved["audio"], moved["video"], noise_past).mean())
         return ((sums[0] - sums[1]) / (2 * by)).item()
 
     g = torch.Generator().manual_seed(1)
@@ -322,27 +318,28 @@ def test_gmed_edits_by_the_gradients_before_and_after_the_step(beta: float, gamm
             g1, g2 = (slope(model, name, where) for model in models)
             expected = alpha * gamma ** drawn["age"][i].item() * ((g2 - g1) + beta * g1)
             found = edited[f"edit_{name}"][where].item() - drawn[f"edit_{name}"][where].double().item()
-            assert abs(found - expected) <= 1e-4 * abs(expected) + 1e-10, (name, where)
-            assert abs(g2 - g1) > 1e-9
+            assert abs(found - expected) <= 1e-4 * abs(expected) + 1e-9, (name, where)
+            assert abs(g2 - g1) > 1e-8
 
 
-def test_a_gmed_edit_does_not_depend_on_how_many_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gmed_edit_is_a_share_of_the_mean_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without negatives a clip's edit depends on how many were drawn through the mean alone."""
     torch.manual_seed(0)
     no_negatives = ObjectiveConfig(contrast_weight=0.0)
     one = build("gmed", CAV(TOY).double(), {"alpha": 1.0}, no_negatives, MemoryConfig(clips=4), 0)
     train(one, [4])
     b = batch(2, 4)
-    now, past = one.virtual_splits(2), one.virtual_splits(4)
     four = one.memory.draw(4)
+    now, past = one.virtual_splits(b.audio, b.video), one.virtual_splits(four["audio"], four["video"])
     first = type(four)(four.slots[:1], {name: rows[:1] for name, rows in four.columns.items()})
     edits = []
     for drawn in (four, first):
-        splits = iter([now, tuple(Split(s.visible[: len(drawn)], s.masked[: len(drawn)]) for s in past)])
-        monkeypatch.setattr(one, "virtual_splits", lambda _, splits=splits: next(splits))
+        splits = iter([now, tuple(split[: len(drawn)] for split in past)])
+        monkeypatch.setattr(one, "virtual_splits", lambda *_, splits=splits: next(splits))
         edits.append(one.edit(b, drawn))
     for name in ("edit_audio", "edit_video"):
         assert edits[1][name].any()
-        torch.testing.assert_close(edits[0][name][:1], edits[1][name], rtol=1e-6, atol=1e-15)
+        torch.testing.assert_close(4 * edits[0][name][:1], edits[1][name], rtol=1e-6, atol=1e-15)
 
 
 def test_gmed_that_does_not_edit_is_er() -> None:
@@ -372,7 +369,7 @@ def test_gmed_trains_on_the_edited_clips(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(seen[0][0].values, one.model.patches_a(audio).values)
     assert torch.equal(seen[0][1].values, one.model.patches_v(video).values)
     assert not any(patches.values.requires_grad for patches in seen[0])
-    assert not any(rows.requires_grad for rows in losses.keep.values())
+    assert not any(rows.requires_grad for rows in losses.rows.values())
 
 
 def test_gmed_writes_edits_back_and_then_adds() -> None:
@@ -384,7 +381,7 @@ def test_gmed_writes_edits_back_and_then_adds() -> None:
     edited = one.edit(b, one.draw(b))
     one.generators["virtual"].set_state(virtual)
     one.memory.generator.set_state(memory)
-    one.after_step(b, one.loss(b), YES)
+    one.after_batch(b, one.loss(b))
     after = one.memory.state_dict()["rows"]
     drawn = edited.slots.tolist()
     kinds = set()
@@ -410,37 +407,27 @@ def test_gmed_writes_edits_back_and_then_adds() -> None:
 
 def test_gmed_ages_count_the_edits_of_each_clip() -> None:
     one = method("gmed", clips=5)
-    adam = optimiser(one)
+    loop = trainer(one)
     ages: dict[int, int] = {}
     for b in batches([3, 4, 2, 3, 6, 2]):
         ids = one.memory.ids.clone()
         if len(ids):
             for slot in next_draw(one, len(b)).tolist():
                 ages[ids[slot].item()] += 1
-        step(one, adam, b)
+        step(loop, b)
         ages |= dict.fromkeys(b.ids.tolist(), 0)
         rows = one.memory.state_dict()["rows"]
         assert rows["age"].tolist() == [ages[i] for i in rows["id"].tolist()]
     assert max(rows["age"]) > 1
 
 
-def test_gmed_writes_nothing_of_a_step_left_out() -> None:
-    one, b = method("gmed", clips=6, alpha=100.0), batch(4, 6)
-    train(one, [6])
-    before = copy.deepcopy(one.memory.state_dict())
-    one.after_step(b, one.loss(b), NO)
-    after = one.memory.state_dict()
-    assert after["seen"] == before["seen"]
-    assert all(torch.equal(rows, before["rows"][name]) for name, rows in after["rows"].items())
-
-
 def test_gmed_never_mixes_clips_where_a_step_has_several_batches() -> None:
     """The second batch has drawn what the first then replaces."""
     one, first, *several = method("gmed", clips=4, alpha=100.0), *batches([4, 6, 6, 6])
-    one.after_step(first, one.loss(first), YES)
+    one.after_batch(first, one.loss(first))
     all_clips = Batch.cat([first, *several])
     for b, losses in [(b, one.loss(b)) for b in several]:
-        one.after_step(b, losses, YES)
+        one.after_batch(b, losses)
         rows = one.memory.state_dict()["rows"]
         assert torch.equal(rows["video"], all_clips.video[rows["id"]])
         assert torch.equal(rows["audio"], all_clips.audio[rows["id"]].half())
@@ -465,17 +452,13 @@ def test_gmed_keeps_small_edits() -> None:
 
 def test_paper_values_are_the_defaults() -> None:
     mir, gmed = METHODS["mir"].Config(), METHODS["gmed"].Config()
-    assert (mir.candidates, mir.virtual_lr) == (5, None)
-    assert (gmed.alpha, gmed.beta, gmed.gamma, gmed.virtual_lr) == (0.1, 0.05, 1.0, None)
-    assert method("mir").lr == 1e-4
+    assert mir.candidates == 5
+    assert (gmed.alpha, gmed.beta, gmed.gamma) == (0.1, 0.05, 1.0)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_no_candidates_are_refused() -> None:
     with pytest.raises(ConfigError, match="candidates=0 must be at least 1"):
         method("mir", candidates=0)
-    for name in ("mir", "gmed"):
-        with pytest.raises(ConfigError, match=r"virtual_lr=0\.0 must be above 0"):
-            method(name, virtual_lr=0.0)
 
 
 def test_bytes() -> None:

@@ -51,7 +51,8 @@ def halves(batch: int = 3) -> tuple[Split, Split]:
     for patches in (TOY.patches_a, TOY.patches_v):
         order = torch.rand(batch, patches, generator=generator(patches)).argsort(1)
         noise = torch.rand(batch, selection.kappa(patches, 0.5), generator=generator("noise", patches))
-        splits.append(split_by_noise(noise, selection.visible(patches, 0.8), order))
+        inside = split_by_noise(noise, selection.visible(patches, 0.8))
+        splits.append(Split(order.gather(1, inside.visible), order.gather(1, inside.masked)))
     return splits[0], splits[1]
 
 
@@ -107,9 +108,9 @@ def test_unknown_preset_names_the_nearest() -> None:
 
 
 def test_inputs_of_another_size_are_refused(model: CAV) -> None:
-    with pytest.raises(ConfigError, match=r"spectrograms of \[48, 128\], not \[32, 128\]"):
+    with pytest.raises(ConfigError, match=r"spectrograms of shape \[48, 128\], not \[32, 128\]"):
         model.patches_a(torch.zeros(2, 32, 128))
-    with pytest.raises(ConfigError, match=r"clips of \[3, 3, 32, 32\], not \[2, 3, 32, 32\]"):
+    with pytest.raises(ConfigError, match=r"clips of shape \[3, 3, 32, 32\], not \[2, 3, 32, 32\]"):
         model.patches_v(torch.zeros(1, 2, 3, 32, 32))
 
 
@@ -121,7 +122,7 @@ def test_rounding_is_in_floating_point_as_written() -> None:
 
 @pytest.mark.parametrize("visible", [0, 5])
 def test_a_split_without_visible_or_masked_patches_is_refused(visible: int) -> None:
-    with pytest.raises(ConfigError, match=f"{visible} patches of a clip are visible and {5 - visible} masked"):
+    with pytest.raises(ConfigError, match=f"{visible} patches of a clip are visible and {5 - visible} are masked"):
         split_by_noise(torch.rand(2, 5, generator=generator(0)), visible)
 
 

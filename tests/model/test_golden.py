@@ -40,7 +40,7 @@ class Golden:
             eps=c["layernorm_eps"],
         )
         self.model = CAV(self.config).double()
-        self.avm = AVM(c["dim"], c["avm_heads"], c["layernorm_eps"]).double()
+        self.avm = AVM(c["dim"], c["avm_heads"], eps=c["layernorm_eps"]).double()
         load_into(FOLDER / "weights.safetensors", self.model, self.avm)
         self.a = self.model.patches_a(self["in.audio"].squeeze(1))
         self.v = self.model.patches_v(self["in.video"])
@@ -131,13 +131,15 @@ def _release_gradient(model: CAV, name: str) -> Tensor:
 
 
 def test_pretraining_on_selected_patches(golden: Golden) -> None:
-    splits = {}
-    for modality, patches in (("audio", golden.config.patches_a), ("video", golden.config.patches_v)):
+    kept, splits = [], []
+    for modality, patches in (("audio", golden.a), ("video", golden.v)):
         order, noise = golden[f"select.order_{modality}"], golden[f"select.noise_{modality}"]
-        assert noise.shape[1] == selection.kappa(patches, golden.sizes["keep_ratio"])
-        visible = selection.visible(patches, golden.sizes["mask_ratio"])
-        splits[modality] = split_by_noise(noise, visible, order)
-    out = golden.model.pretrain(golden.a, golden.v, splits["audio"], splits["video"])
+        length = order.shape[1]
+        kappa = selection.kappa(length, golden.sizes["keep_ratio"])
+        assert noise.shape[1] == kappa
+        kept.append(patches.take(order[:, :kappa]))
+        splits.append(split_by_noise(noise, selection.visible(length, golden.sizes["mask_ratio"])))
+    out = golden.model.pretrain(*kept, *splits)
     golden.close(out.z_a, "select.pooled_audio")
     golden.close(out.z_v, "select.pooled_video")
     for name, value in golden.objective(out, norm_pix=True).items():

@@ -17,7 +17,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(moments: int, tmp
         [sys.executable, str(KILL), str(tmp_path), str(moments), "1"],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]

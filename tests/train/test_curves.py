@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.small import Noise, quick
+from stella.model.linear import exact_products
 
 from stella.data.stream import Stream
 from stella.methods import METHODS
 from stella.methods.virtual import LooksAhead
-from stella.model.linear import exact_products
 from stella.runs.build import build_method
 from stella.runs.config import settle
 from stella.train.device import runtime

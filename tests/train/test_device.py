@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stella.errors import ConfigError
-from stella.fast import compile as compiling
-from stella.runs.environment import environment
+from stella.fast import parts
 from stella.train import device as module
 from stella.train.device import Clock, Later, runtime
 
@@ -24,13 +23,13 @@ def test_a_cpu_runs_in_full_precision_as_written() -> None:
 
 @pytest.mark.parametrize("activations", ["narrow", "all"])
 def test_a_setting_that_changes_nothing_here_is_told(activations: Any) -> None:
-    assert f"train.activations={activations} changes nothing here" in runtime("cpu", "auto", "off", activations).remark
-    assert activations not in runtime("cpu", "auto", "on", activations).remark or compiling.lacking("cpu")
+    assert f"train.activations={activations} has no effect" in runtime("cpu", "auto", "off", activations).remark
+    assert activations not in runtime("cpu", "auto", "on", activations).remark or parts.missing("cpu")
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="no GPU can be used here"):
+    with pytest.raises(ConfigError, match="no GPU is available"):
         runtime("cuda")
 
 
@@ -44,64 +43,35 @@ def test_what_is_missing_to_compile_is_one_sentence(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(util, "find_spec", lambda name: triton)
     monkeypatch.setattr(shutil, "which", lambda name: compiler)
-    compiling.lacking.cache_clear()
+    parts.missing.cache_clear()
     try:
         for wanted in ("auto", "on"):
             machine = runtime("cuda", "auto", wanted)  # type: ignore[arg-type]
             assert machine.compile == (missing is None)
-            assert missing is None or machine.remark.startswith(f"not compiled, and slower for it: {missing}")
+            assert missing is None or machine.remark.startswith(f"not compiled, and slower: {missing}")
         assert runtime("cuda", "auto", "off").remark == ""
         assert str(machine.device) == "cuda:0" and machine.autocast_to == torch.bfloat16
     finally:
-        compiling.lacking.cache_clear()
+        parts.missing.cache_clear()
 
 
 def test_a_cpu_compiles_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     for compiler in (None, "/bin/c++"):
         monkeypatch.setattr(shutil, "which", lambda name, found=compiler: found)
-        compiling.lacking.cache_clear()
+        parts.missing.cache_clear()
         try:
             machine = runtime("cpu", "auto", "on")
         finally:
-            compiling.lacking.cache_clear()
+            parts.missing.cache_clear()
         assert machine.compile == bool(compiler)
-        assert compiler or machine.remark.startswith("not compiled, and slower for it: a C++ compiler")
+        assert compiler or machine.remark.startswith("not compiled, and slower: a C++ compiler")
 
 
 def test_values_arrive_and_times_pass_on_a_cpu() -> None:
     later, clock = Later(torch.tensor([True, False])), Clock(module.torch.device("cpu"))
     assert later.known and later.read() == [True, False]
     start = clock.mark()
-    assert clock.ms(start, clock.mark(inside=True)) >= 0
-
-
-def test_a_commit_is_that_of_this_package_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed below another project, as in its .venv, the package has no commit of its own."""
-
-    def git(*command: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    def found() -> tuple[str | None, int | None]:
-        facts = environment(runtime("cpu"))
-        return facts["commit"], facts["changed_files"]
-
-    monkeypatch.delenv("STELLA_COMMIT", raising=False)
-    file = tmp_path / "site-packages" / "runtime.py"
-    file.parent.mkdir()
-    file.write_text("")
-    monkeypatch.setattr(module, "__file__", str(file))
-    assert found() == (None, None)
-    git("init")
-    git("commit", "--allow-empty", "-m", "another project")
-    assert found() == (None, None)
-    git("add", ".")
-    git("commit", "-m", "with this file")
-    assert found() == (git("rev-parse", "HEAD").strip(), 0)
-    file.write_text("changed")
-    assert found()[1] == 1
-    monkeypatch.setenv("STELLA_COMMIT", "given")
-    assert found() == ("given", None)
+    assert clock.ms(start, clock.mark()) >= 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
@@ -123,3 +93,17 @@ print(new_pages(4))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 5000
+
+
+def test_free_ram_is_the_least_of_machine_and_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    assert module._free_ram(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert module._free_ram(meminfo, tmp_path) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert module._free_ram(meminfo, tmp_path) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 300000\n")
+    assert module._free_ram(meminfo, tmp_path) == 400_000
+    assert module._free_ram(tmp_path / "none", tmp_path / "none") > 2**28

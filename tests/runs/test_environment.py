@@ -1,0 +1,39 @@
+"""What is recorded about the machine and the code of a run."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stella.runs import environment as module
+from stella.runs.environment import environment
+from stella.train.device import runtime
+
+
+def test_a_commit_is_that_of_this_package_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed below another project, as in its .venv, the package has no commit of its own."""
+
+    def git(*command: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    def found() -> tuple[str | None, int | None]:
+        facts = environment(runtime("cpu"))
+        return facts["commit"], facts["changed_files"]
+
+    monkeypatch.delenv("STELLA_COMMIT", raising=False)
+    file = tmp_path / "site-packages" / "runtime.py"
+    file.parent.mkdir()
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+    assert found() == (None, None)
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    assert found() == (None, None)
+    git("add", ".")
+    git("commit", "-m", "with this file")
+    assert found() == (git("rev-parse", "HEAD").strip(), 0)
+    file.write_text("changed")
+    assert found()[1] == 1
+    monkeypatch.setenv("STELLA_COMMIT", "given")
+    assert found() == ("given", None)
