@@ -135,7 +135,8 @@ def test_the_ratio_reads_the_models_importance_where_the_mask_is() -> None:
     model, avm = small()
     events = torch.ones(10, dtype=torch.bool)
     source = Clips(5, Labels(mask=mask_of((0, 0, 16, 0, 16), (1, 16, 32, 16, 32)), events=events))
-    found = evaluate_matching(model, avm, source, STREAM, generator(0), beta=0.1)
+    avm.beta = 0.1
+    found = evaluate_matching(model, avm, source, STREAM, generator(0))
     scores = []
     for batch in evaluation_batches(source, STREAM):
         qk = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video)).qk

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small import Noise, quick
-from stella.fast.parts import applied
 
 from stella import selection
 from stella.data.stream import Stream
+from stella.fast.parts import applied
 from stella.methods import METHODS
 from stella.runs.build import build_method
 from stella.runs.config import settle

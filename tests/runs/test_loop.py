@@ -187,7 +187,7 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
         result = pretrain(quick("er"), tmp_path / "run", console=console)
     assert (result.finished, result.exit_code) == (False, 128 + number)
     told = console.file.getvalue()  # type: ignore[attr-defined]
-    assert number.name in told and f"continue with stella pretrain --resume {tmp_path / 'run'}" in told
+    assert number.name in told and f"resume with stella pretrain --resume {tmp_path / 'run'}" in told
     state = Checkpoints(tmp_path / "run" / "checkpoints").load()
     assert state is not None and state["trainer"]["counters"]["step"] == (5 if where == "loss" else 3)
     assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)] == handlers
@@ -202,7 +202,7 @@ def test_a_signal_while_a_run_ends_is_told_and_the_run_is_finished(
     monkeypatch.setattr(weights, "packed", lambda *args: (os.kill(os.getpid(), signal.SIGINT), packed(*args))[1])
     result = pretrain(quick("finetune"), tmp_path, console=console)
     assert (result.finished, result.exit_code) == (True, 130)
-    assert "SIGINT came while the run was ending; it is finished" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "SIGINT arrived while the run was ending; the run is finished" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
@@ -213,17 +213,15 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
         calls += 1
         losses = plain(self, batch)
         bad = {"recon_v": losses.parts["recon_v"] * torch.nan}
-        return Losses(losses.parts | bad, losses.keep) if calls in steps else losses
+        return Losses(losses.parts | bad, losses.rows) if calls in steps else losses
 
     monkeypatch.setattr(Finetune, "loss", loss)
 
 
-def test_nine_steps_without_a_finite_loss_are_left_out_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nine_non_finite_steps_are_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, set(range(3, 12)))
     result = pretrain(quick("finetune", "stream.epochs=2"), tmp_path, console=QUIET)
-    assert result.finished and result.end["left_out_steps"] == 9
+    assert result.finished and result.end["skipped_steps"] == 9
     assert [line["step"] for line in lines(tmp_path, "skip")] == list(range(3, 12))
 
 
@@ -240,12 +238,12 @@ def test_ten_in_a_row_stop_the_run_with_a_checkpoint_and_a_sentence(
     state = Checkpoints(tmp_path / "checkpoints").load()
     assert state is not None and state["trainer"]["counters"]["step"] == 12
     result = resume(tmp_path, console=QUIET)  # it was the loss, not the run
-    assert result.finished and result.end["left_out_steps"] == 10
+    assert result.finished and result.end["skipped_steps"] == 10
 
 
 def test_a_run_without_a_finite_loss_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, set(range(1, 10)))
-    with pytest.raises(StellaError, match="no step of this run had a finite loss"):
+    with pytest.raises(StellaError, match="no step of this run was finite"):
         pretrain(quick("finetune"), tmp_path, console=QUIET)
     assert not lines(tmp_path, "end")
 
@@ -261,7 +259,7 @@ def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
         patch.setattr(Run, "_train_task", lambda self: self.stop._receive(signal.SIGTERM, None) or True)
         resume(tmp_path, console=Console(file=said, width=200))
     step = int(older.name.split("-")[1])
-    assert f"{newest.stem}.broken is broken and put aside; going on from step {step}" in said.getvalue()
+    assert f"{newest.stem}.broken is damaged and was renamed; resuming from step {step}" in said.getvalue()
     for path in (tmp_path / "checkpoints").glob("*.pt"):
         path.write_bytes(b"torn")
     metrics = (tmp_path / "metrics.jsonl").read_bytes()
@@ -276,7 +274,7 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_was(tmp_path: Path, monkeypa
     stopped_early(tmp_path, monkeypatch)
     monkeypatch.setattr(run_module, "environment", lambda _: facts | {"commit": "bbbb"})
     assert resume(tmp_path, console=Console(file=said, width=200)).finished
-    assert "begun at commit aaaa on" in said.getvalue() and "goes on at commit bbbb on" in said.getvalue()
+    assert "started at commit aaaa on" in said.getvalue() and "resumed at commit bbbb on" in said.getvalue()
     told = row("er", RunFolder(tmp_path))
     assert told["commit"] == "aaaa + bbbb" and "+" not in told["hardware"]
     page = write_page([tmp_path], tmp_path / "page.html").read_text()
@@ -405,7 +403,7 @@ def test_a_finished_run_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_begun_folder_is_refused_without_resume(tmp_path: Path) -> None:
     pretrain(quick("finetune"), tmp_path, console=QUIET)
-    with pytest.raises(StellaError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(StellaError, match="already holds a run; continue it with --resume"):
         pretrain(quick("finetune"), tmp_path, console=QUIET)
 
 
@@ -440,7 +438,7 @@ def test_a_recipe_given_to_a_resumed_run_is_held_to_the_same(tmp_path: Path, mon
     run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
     stopped_early(run, monkeypatch)
     recipe.write_text("[train]\nlr = 0.5\n[stream]\nprefetch = 3\n")
-    with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; set it back"):
+    with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; restore it"):
         resume(run, console=QUIET, recipe=recipe)
     assert resume(run, ["train.lr=1e-3"], QUIET, recipe).finished
     assert json.loads((run / "config.json").read_text())["stream"]["prefetch"] == 3
@@ -575,8 +573,10 @@ def test_the_final_weights_are_the_last_checkpoints(tmp_path: Path) -> None:
     assert loaded.extra["config"]["method"] == "stella"
 
 
-def test_a_slow_copy_is_what_is_evaluated_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CLS-ER: the stable copy, and not the model that is trained."""
+@pytest.mark.parametrize(("which", "prefix"), [("working", "model"), ("stable", "stable.model")])
+def test_the_model_that_a_method_names_is_evaluated_and_saved(
+    which: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluated: list[dict[str, Any]] = []
 
     def evaluate(model: CAV, *args: Any, **kwargs: Any) -> Any:
@@ -584,9 +584,23 @@ def test_a_slow_copy_is_what_is_evaluated_and_saved(tmp_path: Path, monkeypatch:
         return evaluate_tasks(model, *args, **kwargs)
 
     monkeypatch.setattr(run_module, "evaluate_tasks", evaluate)
-    pretrain(quick("cls_er"), tmp_path, console=QUIET)
+    pretrain(quick("cls_er", f"args.evaluate={which}"), tmp_path, console=QUIET)
     state = outcome(tmp_path)["state"]["trainer"]["method"]
     saved = dict(weights.load(tmp_path / "model.safetensors").model.state_dict())
-    stable, working = ({name: state[f"{which}.{name}"] for name in saved} for which in ("stable.model", "model"))
-    assert same(saved, stable) and same(evaluated[-1], stable)
-    assert not same(saved, working)
+    assert same(saved, {name: state[f"{prefix}.{name}"] for name in saved}) and same(evaluated[-1], saved)
+
+
+def test_slow_weights_are_evaluated_and_saved_beside_the_working_ones(tmp_path: Path) -> None:
+    """And a stopped run with slow weights resumes exactly: they are part of its checkpoint."""
+    result = pretrain(quick("derpp", "train.ema=0.9"), tmp_path / "slow", console=QUIET)
+    plain = pretrain(quick("derpp"), tmp_path / "plain", console=QUIET)
+    assert {key: result.end[key] for key in "AF"} == {key: plain.end[key] for key in "AF"}
+    assert not (tmp_path / "plain" / "slow.safetensors").exists() and "slow" not in plain.end
+    assert {"A", "F", "a2v", "v2a"} <= result.end["slow"].keys()
+    first, last = result.evaluations[0], result.evaluations[-1]
+    assert first["slow"]["recall"] == first["recall"]  # before the first step both are the same
+    assert last["slow"]["modality_gap"] != last["modality_gap"] and last["slow"]["avm_accuracy"] is None
+    slow = weights.load(tmp_path / "slow" / "slow.safetensors")
+    state = outcome(tmp_path / "slow")["state"]["trainer"]["slow"]
+    assert same(dict(slow.model.state_dict()), {name: state[f"model.{name}"] for name in slow.model.state_dict()})
+    assert slow.extra["scores"]["A"] == result.end["slow"]["A"]

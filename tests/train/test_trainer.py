@@ -10,11 +10,12 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.data.stream import Stream
-from stella.errors import StellaError
-from stella.fast import compile as compiling
+from stella.errors import ConfigError, StellaError
+from stella.fast.activations import Activations
 from stella.methods import Losses, Method
 from stella.runs.build import build_method
 from stella.runs.config import RunConfig, settle
+from stella.train import trainer as trainer_module
 from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
@@ -46,19 +47,19 @@ def test_steps_are_those_of_a_plain_loop() -> None:
         optimizer.zero_grad()
         sum(losses.parts.values()).backward()  # type: ignore[union-attr]
         optimizer.step()
-        plain.method.after_step(batch, losses, torch.tensor(True))
+        plain.method.after_batch(batch, losses)
         clips += len(batch)
     assert same(weights(trainer.method), weights(plain.method))
     assert trainer.counters.step == len(plain.stream) == 12 and trainer.counters.clips == clips == 42
 
 
-@pytest.mark.parametrize("activations", get_args(compiling.Activations))
-def test_what_is_kept_for_the_backward_pass_is_as_set(activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("activations", get_args(Activations))
+def test_steps_run_with_the_activations_that_are_set(activations: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = make(quick("finetune", f"train.activations={activations}")), []
-    loss = trainer.method.loss
-    monkeypatch.setattr(trainer.method, "loss", lambda batch: seen.append(compiling._activations) or loss(batch))
+    plain = trainer_module.applied
+    monkeypatch.setattr(trainer_module, "applied", lambda *how: seen.append(how) or plain(*how))
     trainer.advance()
-    assert seen == [activations]
+    assert seen == [(False, activations)]
 
 
 def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
@@ -107,7 +108,7 @@ def spoil(trainer: Trainer, steps: set[int], how: Callable[[Tensor], Tensor]) ->
         losses = plain(batch)
         if trainer.counters.step not in steps:
             return losses
-        return Losses({**losses.parts, "recon_a": how(losses.parts["recon_a"])}, losses.keep)
+        return Losses({**losses.parts, "recon_a": how(losses.parts["recon_a"])}, losses.rows)
 
     trainer.method.loss = loss  # type: ignore[method-assign]
 
@@ -130,7 +131,7 @@ class FiniteWithBadGradient(torch.autograd.Function):
         (FiniteWithBadGradient.apply, "the gradients"),
     ],
 )
-def test_a_step_that_is_not_finite_leaves_everything_as_it_was(how: Callable[[Tensor], Tensor], named: str) -> None:
+def test_a_non_finite_step_is_skipped(how: Callable[[Tensor], Tensor], named: str) -> None:
     trainer = make(quick("derpp"))
     spoil(trainer, {3, 4}, how)
     trainer.advance()
@@ -140,14 +141,14 @@ def test_a_step_that_is_not_finite_leaves_everything_as_it_was(how: Callable[[Te
     before = weights(trainer.method), trainer.optimizer.state_dict()["state"], trainer.method.memory.seen
     before = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, before)
     trainer.advance()
-    assert trainer.left_out == [(3, [named])]
+    assert trainer.skipped == [(3, [named])]
     trainer.advance()
     after = weights(trainer.method), trainer.optimizer.state_dict()["state"], trainer.method.memory.seen
     assert same(before, after)
     assert trainer.meter.read() == {}
-    assert (trainer.counters.left_out, trainer.counters.left_out_in_a_row) == (2, 2)
+    assert (trainer.counters.skipped, trainer.counters.skipped_in_a_row) == (2, 2)
     trainer.advance()
-    assert (trainer.counters.left_out, trainer.counters.left_out_in_a_row, trainer.counters.step) == (2, 0, 5)
+    assert (trainer.counters.skipped, trainer.counters.skipped_in_a_row, trainer.counters.step) == (2, 0, 5)
     assert not same(weights(trainer.method), after[0])
 
 
@@ -199,22 +200,22 @@ def test_the_seed_decides_the_initial_weights() -> None:
     assert not same(weights(first), weights(other))
 
 
-def test_clips_of_a_first_step_that_was_left_out_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the memory counts what it is offered: nobody waits to hear whether the step was taken."""
+def test_clips_of_a_skipped_first_step_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the host counts what the memory is offered, without knowing whether the step was taken."""
     trainer = make(quick("derpp"))
     memory, loss = trainer.method.memory, trainer.method.loss
     assert memory is not None
     add, drawn = memory.add, []
 
-    def offered(ids: Tensor, taken: Tensor, **columns: Tensor) -> None:
+    def offered(ids: Tensor, **columns: Tensor) -> None:
         before = memory.offered
-        add(ids, taken, **columns)
+        add(ids, **columns)
         memory.offered = before + len(ids)
 
     def spoilt(batch: Batch) -> Losses:
         drawn.append(len(trainer.method.draw(batch) or ()))
         losses = loss(batch)
-        return Losses({**losses.parts, "bad": losses.total * torch.nan}, losses.keep) if len(drawn) < 3 else losses
+        return Losses({**losses.parts, "bad": losses.total * torch.nan}, losses.rows) if len(drawn) < 3 else losses
 
     monkeypatch.setattr(memory, "add", offered)
     monkeypatch.setattr(trainer.method, "loss", spoilt)
@@ -226,5 +227,33 @@ def test_clips_of_a_first_step_that_was_left_out_are_not_drawn(monkeypatch: pyte
 def test_a_state_of_another_kind_of_device_is_refused() -> None:
     trainer = make(quick("er"))
     trainer.advance()
-    with pytest.raises(StellaError, match=r"begun with train\.device=cuda and would go on with cpu"):
+    with pytest.raises(StellaError, match=r"started with train\.device=cuda and cannot resume on cpu"):
         make(quick("er")).load_state_dict(trainer.state_dict() | {"device": "cuda"})
+
+
+def test_slow_weights_average_the_weights_after_each_step_and_travel_with_the_state(tmp_path: Path) -> None:
+    """With decay 1 they are the plain mean of the weights before the first step and after each one."""
+    trainer, seen = make(quick("derpp", "train.ema=1.0")), []
+    assert trainer.slow is not None
+    seen.append(weights(trainer.method))
+    spoil(trainer, {3}, lambda x: x * torch.nan)
+    for _ in range(5):
+        trainer.advance()
+        if trainer.counters.step != 3:  # skipped
+            seen.append(weights(trainer.method))
+    for slow, *each in zip(trainer.slow.model.parameters(), *seen, strict=True):
+        torch.testing.assert_close(slow, torch.stack(each).mean(0), rtol=1e-4, atol=1e-6)
+    torch.save(trainer.state_dict(), tmp_path / "state.pt")
+    other = make(quick("derpp", "train.ema=1.0"))
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert same(list(other.slow.parameters()), list(trainer.slow.parameters())) and other.slow.steps == 4  # type: ignore[union-attr]
+
+
+def test_slow_weights_change_nothing_of_training() -> None:
+    plain, slow = make(quick("stella")), make(quick("stella", "train.ema=0.9"))
+    for one in (plain, slow):
+        while one.advance():
+            pass
+    assert plain.slow is None and same(weights(plain.method), weights(slow.method))
+    with pytest.raises(ConfigError, match=r"train\.ema=1\.5 must lie in 0…1"):
+        quick("stella", "train.ema=1.5")
