@@ -1,4 +1,4 @@
-"""The methods as tables for the terminal: all of them side by side, or one in full."""
+"""Methods in the terminal: all of them in a table, or one in detail."""
 
 import inspect
 import re
@@ -19,10 +19,10 @@ CLIPS = 2000  # the paper's memory on Continual-VS
 
 
 def methods_table(methods: Mapping[str, type[Method]]) -> Table:
-    """What each does, what its steps cost, and what it stores of a clip at the paper's sizes."""
+    """What each method does, what its steps cost, and what it stores for a clip at the paper's sizes."""
     table = _table("Methods")
     table.add_column("method", no_wrap=True)
-    table.add_column("what it does; what its steps cost beside Finetune's", ratio=1)
+    table.add_column("what it does, and the cost of a step beside Finetune's", ratio=1)
     table.add_column("memory at the paper's size", max_width=26)
     for name, method in methods.items():
         about = Text.assemble(
@@ -30,12 +30,12 @@ def methods_table(methods: Mapping[str, type[Method]]) -> Table:
         )
         table.add_row(Text.assemble((name, "bold"), "\n", (method.title, "dim")), about, _stored(_columns(method)))
         table.add_section()
-    table.caption = "`stella methods NAME` has a method's hyper-parameters and full citation."
+    table.caption = "`stella methods NAME` shows a method's hyper-parameters and full citation."
     return table
 
 
 def method_page(method: type[Method]) -> Group:
-    """One method in full: hyper-parameters, columns of its memory, cost, publication."""
+    """One method in detail: hyper-parameters, columns of its memory, cost, publication."""
     about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     about.add_row(Text(method.title, "bold"), method.summary)
     about.add_row("from", method.citation)
@@ -44,21 +44,22 @@ def method_page(method: type[Method]) -> Group:
 
 
 def hyper_parameters(config: type[Any]) -> list[tuple[str, Any, str, str]]:
-    """Name, default, type and the comment behind it, of each field of a configuration."""
+    """Name, default, type and trailing comment of each field of a configuration."""
     sources = [inspect.getsource(base) for base in reversed(config.__mro__) if is_dataclass(base)]
-    said = {found[1]: found[2] for text in sources for found in re.finditer(r"^    (\w+): [^#\n]*# (.+)$", text, re.M)}
+    comments = dict(re.findall(r"^    (\w+): [^#\n]*# (.+)$", "\n".join(sources), re.M))
     return [
         (
             f.name,
             "required" if f.default is MISSING else f.default,
             inspect.formatannotation(f.type),
-            said.get(f.name, ""),
+            comments.get(f.name, ""),
         )
         for f in fields(config)
     ]
 
 
 def spell_bytes(n: int) -> str:
+    """Bytes with three digits and a decimal unit: `864 kB`."""
     value, unit = next(
         (n / size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if n >= size
     )
@@ -70,7 +71,7 @@ def _columns(method: type[Method]) -> dict[str, Column] | None:
 
 
 def _brief(citation: str) -> str:
-    """Authors, venue and year of "Authors et al., Title, Venue Year"; anything else as it is."""
+    """Authors, venue and year of "Authors et al., Title, Venue Year"; other citations unchanged."""
     return re.sub(r"^([\w ]+ et al\.), .+, ([^,]+)$", r"\1, \2", citation)
 
 
@@ -79,7 +80,7 @@ def _stored(columns: Mapping[str, Column] | None) -> Text:
         return Text("none", "dim")
     each = bytes_per_clip(columns)
     sizes = f"{spell_bytes(each)} a clip\n{spell_bytes(CLIPS * each)} for {CLIPS:,}\n"
-    names = dict.fromkeys(re.sub("_[av]$", "", name) for name in columns)  # those of both modalities as one
+    names = dict.fromkeys(re.sub("_[av]$", "", name) for name in columns)  # one name for both modalities
     return Text.assemble(sizes, (", ".join(names), "dim"))
 
 
@@ -87,7 +88,7 @@ def _hyper_parameters(config: type[Any]) -> Table | Text:
     if not (found := hyper_parameters(config)):
         return Text("No hyper-parameters of its own.\n")
     table = _table("Hyper-parameters, set as args.NAME=VALUE")
-    for heading in ("name", "default", "type", "what it is"):
+    for heading in ("name", "default", "type", "meaning"):
         table.add_column(heading)
     for name, default, kind, comment in found:
         table.add_row(name, str(default), Text(kind, "dim"), Text(comment))

@@ -1,44 +1,46 @@
-"""The pictures of the page, each a function of one or more groups of runs; None where there is nothing to show."""
+"""The figures of the page. Each function draws one or more groups of runs; None if there is nothing to draw."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from stella.evaluate.forgetting import mean_accuracy
 from stella.report.svg import FAINT, GRID, INK, MARKERS, PAPER, RAMP, SERIES, STYLES, new_figure, styled, to_svg
 from stella.report.tables import CEILINGS
-from stella.runs.record import Group, RunRecord
+from stella.runs.record import Group, RunRecord, mean_recall
 
-POINTS = 240  # of a curve, at most
+POINTS = 240  # at most, of a loss curve
+LINE = 105  # characters across a wide figure
+DOTTED, DASHED = (0, (2, 2)), (0, (4, 2))
 Floats = NDArray[np.float64]
 
 
 @styled
-def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) -> str:
-    """A and F of each method: every run a dot, their mean with its deviation."""
-    shown = [(i, group) for i, group in enumerate(groups) if group.spread("A").values]
+def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) -> Markup:
+    """A and F of each method: a dot for each run, and their mean with its deviation. Slow weights are hollow."""
+    versions = [(i, slow, one) for i, group in enumerate(groups) for slow, one in enumerate(group.versions)]
+    shown = [(i, slow, one) for i, slow, one in versions if one.spread("A").values]
     figure, (left, right) = new_figure(7.6, 0.9 + 0.36 * max(len(shown), 2), columns=2, width_ratios=[1.9, 1])
-    for row, (i, group) in enumerate(shown):
+    for row, (i, slow, one) in enumerate(shown):
         colour = SERIES[i % len(SERIES)]
+        look = {"color": colour, "mfc": PAPER if slow else colour, "capsize": 3, "lw": 1.6}
         for axis, name in ((left, "A"), (right, "F")):
-            spread = group.spread(name)
+            spread = one.spread(name)
             if not spread.values:
                 axis.text(0.02, row, "not defined", transform=axis.get_yaxis_transform(), color=FAINT, va="center")
                 continue
             if len(spread.values) > 1:
                 axis.plot(spread.values, [row] * len(spread.values), "o", ms=3.5, color=colour, alpha=0.45, mew=0)
-            axis.errorbar(spread.mean, row, xerr=spread.deviation, fmt="o", ms=7, color=colour, capsize=3, lw=1.6)
-            axis.annotate(
-                f"{spread.mean:.1f}", (spread.mean, row), (0, 7), textcoords="offset points", ha="center", color=INK
-            )
-    _cue_lines(left, ceilings or {})
-    left.set(
-        yticks=range(len(shown)), yticklabels=[group.label for _, group in shown], xlabel="A, % (higher is better)"
-    )
-    right.set(yticks=range(len(shown)), yticklabels=[""] * len(shown), xlabel="F, % (lower is better)")
+            axis.errorbar(spread.mean, row, xerr=spread.deviation, fmt="o", ms=7, **look)
+            place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+            axis.annotate(spread.short, (spread.mean, row), **place, color=INK)
+    _ceiling_lines(left, ceilings or {})
+    left.set(yticks=range(len(shown)), yticklabels=[one.label for *_, one in shown])
+    left.set(xlabel="accuracy A, % (higher is better)")
+    right.set(yticks=range(len(shown)), yticklabels=[""] * len(shown), xlabel="forgetting F (lower is better)")
     for axis in (left, right):
         axis.set_ylim(len(shown) - 0.5, -0.75)
         axis.set_xlim(min(0, axis.get_xlim()[0]), axis.get_xlim()[1])
@@ -46,14 +48,14 @@ def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) ->
     return to_svg(figure, "A and F of each method")
 
 
-def _cue_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
-    """What single cues would give, as far as the methods reach: a line further out would squeeze them."""
+def _ceiling_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
+    """Vertical lines at the ceilings within the axis; those beyond would compress the methods' dots."""
     reach = axis.get_xlim()[1]
-    ends: list[float] = []  # where the last label of each level ends
+    ends: list[float] = []  # right end of the last label on each level
     for name, value in sorted(ceilings.items(), key=lambda item: item[1]):
         if value > reach:
             return
-        axis.axvline(value, color=FAINT, lw=0.9, ls=(0, (2, 2)), zorder=0)
+        axis.axvline(value, color=FAINT, lw=0.9, ls=DOTTED, zorder=0)
         level = next((i for i, end in enumerate(ends) if end < value), len(ends))
         label = CEILINGS.get(name, name).removesuffix(" alone")
         ends[level : level + 1] = [value + 0.022 * reach * (len(label) + 1)]
@@ -62,40 +64,38 @@ def _cue_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
 
 
 @styled
-def course(groups: Sequence[Group]) -> str:
-    """After each task, the mean accuracy on the tasks learnt so far."""
+def course(groups: Sequence[Group]) -> Markup:
+    """After each task, the mean accuracy on the tasks seen so far. Slow weights are thin and dashed."""
     figure, (axis,) = new_figure(7.6, 3.0)
     names: list[str] = []
     for row, group in enumerate(groups):
-        curves = [curve for run in group.runs if len(curve := _learnt_so_far(run)) > 1]
-        points = [run for run in group.runs if len(_learnt_so_far(run)) == 1 and run.finished]
-        colour, marker = SERIES[row % len(SERIES)], MARKERS[row % len(MARKERS)]
-        if curves:
-            longest = max(curves, key=len)
-            names = max(names, group.tasks[: len(longest)], key=len)
-            _band(
-                axis,
-                np.arange(len(longest)),
-                curves,
-                colour,
-                group.label,
-                marker=marker,
-                style=STYLES[row % len(STYLES)],
-            )
-        elif points:  # a method that learns all tasks at once has one figure, at the end
-            level = float(np.mean([_learnt_so_far(run)[-1] for run in points]))
-            axis.axhline(level, color=colour, lw=1.4, ls=(0, (2, 2)), label=group.label)
-            names = max(names, group.tasks, key=len)
-    axis.set(xticks=range(len(names)), xticklabels=[f"after {n}" for n in names], ylabel="acc on tasks so far, %")
+        for slow, one in enumerate(group.versions):
+            curves = [_seen_so_far(run) for run in one.runs]
+            longest = max(map(len, curves))
+            width = {"color": SERIES[row % len(SERIES)], "lw": 1.0 if slow else 1.7, "label": one.label}
+            if longest > 1:
+                names = max(names, one.tasks[:longest], key=len)
+                look = {**width, "ls": DASHED if slow else "-", "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
+                _band(axis, np.arange(longest), [c for c in curves if len(c)], mfc=PAPER if slow else None, **look)
+            elif one.finished:  # trained on all tasks at once: a single figure, at the end
+                axis.axhline(np.mean([_seen_so_far(run)[-1] for run in one.finished]), ls=DOTTED, **width)
+                names = max(names, one.tasks, key=len)
+    after = [f"after {name}" for name in names]
+    slanted = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if len("  ".join(after)) > LINE else {}
+    axis.set_xticks(range(len(names)), after, **slanted)
+    axis.set(ylabel="accuracy on tasks so far, %")
     axis.set_ylim(bottom=0)
     axis.grid(axis="y")
-    _legend(axis, columns=6)
-    return to_svg(figure, "Mean accuracy on the tasks learnt so far, after each task")
+    labels = [one.label for group in groups for one in group.versions]
+    columns = max(1, min(6, LINE // (max(map(len, labels)) + 8)))
+    figure.set_figheight(2.8 + 0.2 * -(-len(labels) // columns) + (0.5 if slanted else 0))
+    _legend(axis, columns)
+    return to_svg(figure, "Mean accuracy on the tasks seen so far, after each task")
 
 
 @styled
-def losses(group: Group) -> str | None:
-    """The loss and its parts over the steps, mean over runs, with the ends of tasks."""
+def losses(group: Group) -> Markup | None:
+    """The loss and its parts over the steps, and where tasks end."""
     width = max(1, -(-max(run.step for run in group.runs) // POINTS))
     runs = [_losses(run, width) for run in group.runs]
     names = dict.fromkeys(name for curves in runs for name in curves)
@@ -106,10 +106,13 @@ def losses(group: Group) -> str | None:
         several = [curves[name] for curves in runs if name in curves]
         bins = sorted({bin for curve in several for bin in curve})
         values = [np.array([curve.get(bin, np.nan) for bin in bins]) for curve in several]
-        colour = INK if name == "loss" else SERIES[(i - 1) % len(SERIES)]
-        style = "-" if name == "loss" else STYLES[(i - 1) % len(STYLES)]
-        _band(axis, width * np.array(bins), values, colour, "total" if name == "loss" else name, style=style)
-    _task_ends(axis, max(group.runs, key=lambda run: len(run.evaluations)))
+        look: dict[str, Any] = {"color": INK, "ls": "-", "label": "total"}
+        if name != "loss":
+            look = {"color": SERIES[(i - 1) % len(SERIES)], "ls": STYLES[(i - 1) % len(STYLES)], "label": name}
+        _band(axis, width * np.array(bins), values, lw=1.7, **look)
+    for line in max(group.runs, key=lambda run: len(run.evaluations)).evaluations:
+        if line["task"] >= 0:
+            axis.axvline(line["step"], color=GRID, lw=1, zorder=0)
     axis.set(xlabel="step", ylabel="loss")
     axis.set_ylim(bottom=0)
     axis.grid(axis="y")
@@ -118,91 +121,90 @@ def losses(group: Group) -> str | None:
 
 
 @styled
-def memory(group: Group) -> str | None:
-    """How many clips of each task the memory holds after each task: mean over runs."""
+def memory(group: Group) -> Markup | None:
+    """Clips of each task in the memory after each task, mean over runs."""
     found = _after_tasks(group, "memory_by_task")
     if not found:
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
     held = _per_task(found).T  # [tasks, evaluations]
-    x = np.arange(len(found))
-    axis.stackplot(x, held, colors=_ramp(len(held)), edgecolor=PAPER, linewidth=0.7)
+    axis.stackplot(range(len(found)), held, colors=_ramp(len(held)), edgecolor=PAPER, linewidth=0.7)
     top = held[:, -1].cumsum()
     for name, low, high in zip(group.tasks, [0, *top[:-1]], top, strict=True):
-        if high - low > 0.035 * top[-1]:  # room for its name
+        if high - low > 0.035 * top[-1]:  # else its name would overlap the next
             place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
-            axis.annotate(name, (x[-1], (low + high) / 2), **place)
-    axis.set(xticks=x, xticklabels=found, xlabel="after task", ylabel="clips in memory")
-    axis.set_xlim(0, max(1, x[-1]))
+            axis.annotate(name, (len(found) - 1, (low + high) / 2), **place)
+    _task_axis(axis, found, "clips in memory")
+    axis.set_xlim(0, max(1, len(found) - 1))
     axis.set_ylim(0, max(1, top[-1] * 1.02))
-    return to_svg(figure, f"What the memory of {group.label} holds, by task")
+    return to_svg(figure, f"Clips in the memory of {group.label}, by task")
 
 
 @styled
-def importance(group: Group) -> str | None:
-    """Median importance inside the sounding object over that outside: a line for each task, their median bold."""
+def importance(group: Group) -> Markup | None:
+    """Median importance on the sounding object over that elsewhere: a line for each task and their median."""
     found = _after_tasks(group, "importance_ratio")
     if not found or (ratio := _per_task(found)).mask.all():
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
     middle = [np.median(row.compressed()) if row.count() else np.nan for row in ratio]
-    _task_lines(axis, ratio, middle, "median task")
-    axis.axhline(5, color=FAINT, lw=0.9, ls=(0, (2, 2)), label="5×")
+    _task_lines(axis, ratio, middle, "median of tasks")
+    axis.axhline(1, color=FAINT, lw=0.9, ls=DOTTED, label="no difference")
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel="importance in / out")
+    _task_axis(axis, found, "on the object / elsewhere")
     axis.grid(axis="y")
     _legend(axis)
-    return to_svg(figure, f"Importance inside over outside the sounding object, {group.label}")
+    return to_svg(figure, f"Importance of the sounding object over the rest, {group.label}")
 
 
 @styled
-def matching(group: Group) -> str | None:
+def matching(group: Group) -> Markup | None:
     """Accuracy of the matching module after each task."""
     found = _after_tasks(group, "avm_accuracy")
     if not found:
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
-    x = np.arange(len(found))
     means = [np.mean(at) for at in found.values()]
     deviations = [np.std(at, ddof=1) if len(at) > 1 else 0.0 for at in found.values()]
-    axis.errorbar(x, means, yerr=deviations, color=SERIES[0], lw=2, marker="o", ms=5, capsize=3, elinewidth=1)
-    axis.axhline(50, color=FAINT, lw=0.9, ls=(0, (2, 2)))
-    axis.text(x[-1], 50, "chance ", color=FAINT, fontsize=7, ha="right", va="bottom")
-    axis.set(xticks=x, xticklabels=found, xlabel="after task", ylabel="pairs told apart, %")
+    look = {"color": SERIES[0], "lw": 2, "marker": "o", "ms": 5, "capsize": 3, "elinewidth": 1}
+    axis.errorbar(range(len(found)), means, yerr=deviations, **look)
+    axis.axhline(50, color=FAINT, lw=0.9, ls=DOTTED)
+    axis.text(len(found) - 1, 50, "chance ", color=FAINT, fontsize=7, ha="right", va="bottom")
+    _task_axis(axis, found, "correct, %")
     axis.set_ylim(min(40, *means), 100)
     axis.grid(axis="y")
     return to_svg(figure, f"Accuracy of the matching module, {group.label}")
 
 
 @styled
-def gap(group: Group) -> str | None:
-    """Modality gap after each task: a line for each task, their mean bold."""
+def gap(group: Group) -> Markup | None:
+    """Modality gap after each task: a line for each task and their mean; the mean of slow weights is dashed."""
     found = _after_tasks(group, "modality_gap")
     if not found:
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
     gaps = _per_task(found)
     _task_lines(axis, gaps, gaps.mean(axis=1), "mean of tasks")
-    axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel="distance of centroids")
+    for slow in group.versions[1:]:
+        means = _per_task(_after_tasks(slow, "modality_gap")).mean(axis=1)
+        axis.plot(range(len(means)), means, color=INK, lw=1.0, ls=DASHED, label="slow weights")
+    _task_axis(axis, found, "distance")
     axis.set_ylim(bottom=0)
     axis.grid(axis="y")
     _legend(axis)
     return to_svg(figure, f"Modality gap, {group.label}")
 
 
-def _learnt_so_far(run: RunRecord) -> Floats:
-    learnt = [line for line in run.evaluations if line["task"] >= 0]
-    if not learnt:
-        return np.zeros(0)
-    acc = mean_accuracy(learnt)
-    return np.array([row[: line["task"] + 1].mean() for line, row in zip(learnt, acc, strict=True)])
+def _seen_so_far(run: RunRecord) -> Floats:
+    """After each task, the mean accuracy on it and those before it."""
+    return np.array([mean_recall(line)[: line["task"] + 1].mean() for line in run.evaluations if line["task"] >= 0])
 
 
 def _losses(run: RunRecord, width: int) -> dict[str, dict[int, float]]:
-    """`loss` and each part as means over bins of `width` steps, by the bin's number: runs share bins, not lengths."""
+    """`loss` and each part: mean over bins of `width` steps, by number of the bin. Runs may have different lengths."""
     found: dict[str, dict[int, list[float]]] = {}
     for line in run.lines("step"):
         if line.get("loss") is not None:
@@ -212,7 +214,7 @@ def _losses(run: RunRecord, width: int) -> dict[str, dict[int, float]]:
 
 
 def _after_tasks(group: Group, key: str) -> dict[str, list[Any]]:
-    """By name of each evaluation (`start`, then the number of the task), in order, what the runs measured there."""
+    """What the runs measured in each evaluation, in order: `start`, then `1`, `2`, … for the task just learnt."""
     by_task: dict[int, list[Any]] = {}
     for run in group.runs:
         for line in run.evaluations:
@@ -222,23 +224,25 @@ def _after_tasks(group: Group, key: str) -> dict[str, list[Any]]:
 
 
 def _per_task(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Any:
-    """Means over runs, [evaluations, tasks]; masked where nothing was measured."""
+    """Means over runs [evaluations, tasks], masked where there is no value."""
     rows = [np.ma.masked_invalid(np.array(at, dtype=np.float64)).mean(axis=0) for at in found.values()]
     return np.ma.stack(rows)
 
 
+def _task_axis(axis: Any, found: Mapping[str, Any], ylabel: str) -> None:
+    axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel=ylabel)
+
+
 def _task_lines(axis: Any, values: Any, middle: Any, label: str) -> None:
-    """A thin line for each task of [evaluations, tasks], and a bold one for what they have in common."""
+    """A thin line for each task of [evaluations, tasks], and a bold one for `middle`."""
     x = np.arange(len(values))
     for i, colour in enumerate(_ramp(values.shape[1])):
         axis.plot(x, values[:, i], color=colour, lw=1.1, marker="." if len(x) == 1 else "")
     axis.plot(x, middle, color=INK, lw=2, marker="o", ms=4, label=label)
 
 
-def _band(
-    axis: Any, x: NDArray[Any], curves: Sequence[Floats], colour: str, label: str, *, style: Any = "-", marker: str = ""
-) -> None:
-    """The mean of curves and one deviation to both sides; a curve that ends early counts as far as it goes."""
+def _band(axis: Any, x: NDArray[Any], curves: Sequence[Floats], **look: Any) -> None:
+    """The mean of curves and a band of one deviation; a short curve counts up to its end."""
     padded = np.full((len(curves), len(x)), np.nan)
     for row, curve in zip(padded, curves, strict=True):
         row[: len(curve)] = curve
@@ -246,14 +250,8 @@ def _band(
     count = (~np.isnan(padded)).sum(0)
     if count.max() > 1:
         spread = np.nanstd(padded, axis=0) * np.sqrt(count / np.maximum(count - 1, 1))
-        axis.fill_between(x, middle - spread, middle + spread, color=colour, alpha=0.16, lw=0)
-    axis.plot(x, middle, color=colour, ls=style, lw=1.7, marker=marker, ms=4.5, label=label)
-
-
-def _task_ends(axis: Any, run: RunRecord) -> None:
-    for line in run.evaluations:
-        if line["task"] >= 0:
-            axis.axvline(line["step"], color=GRID, lw=1, zorder=0)
+        axis.fill_between(x, middle - spread, middle + spread, color=look["color"], alpha=0.16, lw=0)
+    axis.plot(x, middle, **look)
 
 
 def _ramp(count: int) -> list[str]:
@@ -261,15 +259,44 @@ def _ramp(count: int) -> list[str]:
 
 
 def _legend(axis: Any, columns: int = 2) -> None:
-    """Above the axes, where it hides nothing."""
+    """Above the axes, so that it covers no curve."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, ncols=columns, handlelength=2.4, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
-PANELS: dict[str, Callable[[Group], str | None]] = {
-    "Loss": losses,
-    "What the memory holds": memory,
-    "Importance on the sounding object": importance,
-    "Matching": matching,
-    "Modality gap": gap,
-}
+class Panel(NamedTuple):
+    title: str
+    caption: str
+    draw: Callable[[Group], Markup | None]
+
+
+PANELS = [
+    Panel(
+        "Training loss",
+        "Mean over runs of the total and its weighted parts, with a band of one deviation. Vertical lines: task ends.",
+        losses,
+    ),
+    Panel(
+        "What the memory holds",
+        "Clips of each task in the rehearsal memory; the earliest task is at the bottom and faintest.",
+        memory,
+    ),
+    Panel(
+        "Does it look at the sounding object?",
+        "Median importance of image patches on the sounding object (at least half covered by it), divided by that of "
+        "all other patches, in frames with a sound. Thin lines are tasks, the earliest faintest.",
+        importance,
+    ),
+    Panel(
+        "Does it know which sound belongs to which video?",
+        "How often the matching module is right about whether audio and video belong together. Half of the pairs do "
+        "not, so guessing gives 50%.",
+        matching,
+    ),
+    Panel(
+        "How far apart audio and video are",
+        "The modality gap: distance between the mean audio and the mean video embedding, from 0 to 2. Thin lines are "
+        "tasks, the earliest faintest.",
+        gap,
+    ),
+]

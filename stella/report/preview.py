@@ -1,4 +1,4 @@
-"""A look at scenes: a contact sheet of sampled frames and spectrograms, and a film to watch and hear."""
+"""Previews of scenes: a contact sheet, and a film with sound."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from stella.report.sheet import contact_sheet
 
 
 def sheet(scenes: Scenes, indices: Sequence[int], path: Path) -> None:
-    """These clips as a contact sheet."""
+    """Write these clips as a contact sheet."""
     title = f"{scenes.size_name} · {scenes.task} · {scenes.split} · seed {scenes.seed}"
     contact_sheet([scenes[i] for i in indices], path, title, scenes.size.frame_times * scenes.size.duration)
 
 
 def film(scenes: Scenes, indices: Sequence[int], path: Path, fps: int = 25) -> None:
-    """These clips one after another as an mp4, scaled up to a size that is pleasant to watch."""
+    """Write these clips one after another as an mp4, small ones enlarged."""
     from stella.media.encode import encode
 
     zoom = max(1, 384 // scenes.size.pixels)

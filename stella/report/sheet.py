@@ -1,4 +1,4 @@
-"""A contact sheet: what is in some clips, at a glance."""
+"""Contact sheets: frames and spectrograms of clips in one picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,27 +14,15 @@ SHEETS = (".png", ".jpg", ".pdf", ".svg")
 
 
 def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor | None = None) -> None:
-    """One row a clip: its frames with the sounding object outlined, its spectrogram with the events marked.
-
-    `times` are those of the frames in seconds, where they are known.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    """Write a picture with a row for each clip: its frames with the sounding object outlined, and its spectrogram with
+    the events marked. `times` are those of the frames in seconds, if known."""
+    from matplotlib.figure import Figure
 
     frames = len(clips[0].video)
-    figure, axes = plt.subplots(
-        len(clips),
-        frames + 1,
-        figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5),
-        width_ratios=[1.0] * frames + [2.9],
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5), layout="constrained")
+    axes = figure.subplots(len(clips), frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)
     figure.suptitle(title, fontsize=11)
     for row, clip in zip(axes, clips, strict=True):
-        seconds = len(clip.audio) / SAMPLE_RATE
         for i, axis in enumerate(row[:frames]):
             axis.imshow(clip.video[i].permute(1, 2, 0).numpy())
             if clip.labels.mask is not None and clip.labels.mask[i].any():
@@ -43,12 +31,12 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
                 axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
             axis.set(xticks=[], yticks=[])
         row[0].set_title(clip.labels.name or clip.id, fontsize=8, loc="left")
-        _spectrogram(row[frames], clip, seconds)
+        _spectrogram(row[frames], clip)
     figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
-def _spectrogram(axis: Any, clip: Clip, seconds: float) -> None:
+def _spectrogram(axis: Any, clip: Clip) -> None:
+    seconds = len(clip.audio) / SAMPLE_RATE
     spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
     axis.imshow(spec.T.numpy(), origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
     if clip.labels.events is not None:

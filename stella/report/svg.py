@@ -1,25 +1,25 @@
-"""Figures as inline SVG whose colours are the page's CSS variables, so that one picture serves light and dark."""
+"""Figures as inline SVG. Their colours are CSS variables of the page, so one figure serves light and dark."""
 
 import io
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from html import escape
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-# matplotlib needs real colours: these stand for variables and are exchanged when the picture is written.
+# Placeholders: matplotlib needs real colours, and `to_svg` replaces these with CSS variables.
 INK, FAINT, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
 SERIES = [f"#05{i:02x}05" for i in range(8)]
-RAMP = [f"#06{i:02x}06" for i in range(101)]  # percent of the way from the first task's colour to the last's
-STYLES = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5))]  # colour is never all that tells lines apart
+RAMP = [f"#06{i:02x}06" for i in range(101)]  # from the first task's colour to the last task's, in percent
+STYLES = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5))]  # lines differ in style too, not only in colour
 MARKERS = ["o", "s", "D", "^", "v", "P", "X", "h"]
 SETTINGS: dict[str, Any] = {
     "font.size": 8.5,
     "text.color": INK,
-    "text.parse_math": False,  # a name may hold a dollar sign
+    "text.parse_math": False,  # a name may contain a dollar sign
     "axes.edgecolor": FAINT,
     "axes.labelcolor": FAINT,
     "axes.linewidth": 0.8,
@@ -44,6 +44,8 @@ T = TypeVar("T")
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that draws: it uses SETTINGS, and nothing else does."""
+
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> T:
         with matplotlib.rc_context(SETTINGS):
@@ -53,12 +55,13 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def new_figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
+    """A figure in inches and its row of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(1, columns, squeeze=False, gridspec_kw=more or None)[0]
 
 
-def to_svg(figure: Any, label: str) -> str:
-    """The picture without the ids and the size matplotlib gives it, colours as variables."""
+def to_svg(figure: Any, label: str) -> Markup:
+    """The figure as an `<svg>` element without matplotlib's ids and fixed size; safe to inline, texts are escaped."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
@@ -70,7 +73,7 @@ def to_svg(figure: Any, label: str) -> str:
     text = f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{text[text.index(">") + 1 :]}'
     for colour, value in _colours():
         text = text.replace(colour, value)
-    return text
+    return Markup(text)
 
 
 def _colours() -> Iterable[tuple[str, str]]:

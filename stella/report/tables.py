@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables for the terminal. They fit 80 columns: figures stay on one line, names wrap and are never cut."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,85 +8,96 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.data.skipped import spell
-from stella.evaluate.forgetting import mean_accuracy
-from stella.runs.record import Group, RunRecord
+from stella.runs.record import Group, RunRecord, mean_recall
 
-DIRECTIONS = {"a2v": "audio → video", "v2a": "video → audio"}
-CEILINGS = {
+DIRECTIONS = {"a2v": "a→v", "v2a": "v→a"}
+LEGEND = "a→v: sounds find their videos; v→a: the reverse"
+CEILINGS = {  # lowest first
     "chance": "chance",
     "timing": "timing alone",
     "class": "class alone",
-    "link": "the class's link alone",
-    "everything": "everything there is to know",
+    "link": "class's link alone",
+    "everything": "all cues together",
 }
 
 
 def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None = None) -> Table:
-    """A and F for each method, mean ± deviation over its finished runs, and below what single cues would give."""
-    table = Table(box=box.SIMPLE_HEAD, title="Retrieval after the last task", title_justify="left", title_style="bold")
-    table.add_column("method")
-    table.add_column("runs", justify="right", style="dim")
-    table.add_column("A ↑", justify="right", style="bold")
-    table.add_column("F ↓", justify="right")
-    for name in DIRECTIONS.values():
-        table.add_column(f"{name} A".replace("→ ", "→\n"), justify="right")
-        table.add_column("F", justify="right")
-    for group in groups:
-        done, total = len(group.finished), len(group.runs)
-        figures = [group.spread(*keys, figure) for keys in ((), *((d,) for d in DIRECTIONS)) for figure in "AF"]
-        table.add_row(group.label, str(done) if done == total else f"{done} of {total}", *map(str, figures))
+    """A and F of each method over its finished runs, its slow weights below it; last, the ceilings."""
+    table = _table("Retrieval after the last task", "method")
+    table.add_column("runs", justify="right", style="dim", no_wrap=True)
+    table.add_column("A ↑", justify="right", style="bold", no_wrap=True)
+    table.add_column("F ↓", justify="right", no_wrap=True)
+    for direction in DIRECTIONS.values():
+        table.add_column(f"{direction} A", justify="right", no_wrap=True)
+        table.add_column(f"{direction} F", justify="right", no_wrap=True)
+    for one in (version for group in groups for version in group.versions):
+        by_direction = (one.spread(direction, figure).short for direction in DIRECTIONS for figure in "AF")
+        table.add_row(Text(one.label), one.progress, str(one.spread("A")), str(one.spread("F")), *by_direction)
     if ceilings:
         table.add_section()
         for name, value in spelt(ceilings).items():
-            table.add_row(Text(name, style="dim"), "", Text(f"{value:.1f}", style="dim"))
-    table.caption = "mean of R@1/5/10 in %, all tasks' clips as gallery; F: how far tasks fell from their best"
-    table.caption_justify = "left"
+            table.add_row(name, "", Text(f"{value:.1f}", style="not bold"), style="dim")
+    table.caption = (
+        "A: mean of R@1/5/10 over all tasks in %, the clips of all tasks as gallery. F: how far tasks fell from their "
+        f"best. {LEGEND}. ±: deviation over runs."
+    )
     return table
 
 
 def accuracy_table(run: RunRecord) -> Table:
-    """acc(t, i) of one run: a row after each task, a column for each task; what is not yet learnt is dim."""
-    title = f"acc(t, i) of {run.title}, seed {run.seed}"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
-    table.add_column("after")
+    """acc(t, i) of one run and of its slow weights: a row after each task, a column for each task."""
+    table = _table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
     for name in run.tasks:
-        table.add_column(name, justify="right")
-    learnt = [line for line in run.evaluations if line["task"] >= 0]
-    for line, row in zip(learnt, mean_accuracy(learnt) if learnt else (), strict=True):
-        cells = [Text(f"{value:.1f}", style="" if i <= line["task"] else "dim") for i, value in enumerate(row)]
-        table.add_row(run.tasks[line["task"]], *cells)
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for version in (run, run.slow):
+        if version is not run and version is not None:
+            table.add_section()
+            table.add_row(Text("slow weights", style="italic"))
+        for line in version.evaluations if version else ():
+            if line["task"] >= 0:
+                cells = [(f"{value:z.1f}", i <= line["task"]) for i, value in enumerate(mean_recall(line))]
+                learnt = [Text(value, style="" if seen else "dim") for value, seen in cells]
+                table.add_row(Text(run.tasks[line["task"]]), *learnt)
+    table.caption = "Mean R@1/5/10 on each task, %. Dim: not learnt yet."
     return table
 
 
-def spell_ceilings(ceilings: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.1f}" for name, value in spelt(ceilings).items())
-
-
-def spelt(ceilings: Mapping[str, float]) -> dict[str, float]:
-    """By their names, lowest first."""
-    return {name: ceilings[key] for key, name in CEILINGS.items() if key in ceilings}
-
-
 def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | None = None) -> Table:
-    """R@1/5/10 of every task, both ways, and their mean; below, what single cues would give."""
-    table = Table(box=box.SIMPLE_HEAD, title="Zero-shot retrieval", title_justify="left", title_style="bold")
-    table.add_column("task")
+    """R@1/5/10 of every task in both directions, and their mean."""
+    table = _table("Zero-shot retrieval", "task")
     recall = evaluation["recall"]
     columns = [recall[direction][k] for direction in DIRECTIONS for k in recall[direction]]
     for direction, name in DIRECTIONS.items():
         for k in recall[direction]:
-            table.add_column(f"{name} R@{k}", justify="right")
+            table.add_column(f"{name} R@{k}", justify="right", no_wrap=True)
     table.add_column("mean", justify="right", style="bold")
-    rows = list(zip(*columns, strict=True))
-    for name, row in zip(evaluation["tasks"], rows, strict=True):
-        table.add_row(name, *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
+    for name, row in zip(evaluation["tasks"], zip(*columns, strict=True), strict=True):
+        table.add_row(Text(name), *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
     means = [sum(column) / len(column) for column in columns]
     table.add_section()
     table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
-    table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery"
+    table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery; {LEGEND}"
     if evaluation.get("skipped"):
-        table.caption += f", skipped: {spell(evaluation['skipped'])}"
+        table.caption += f"; skipped: {spell(evaluation['skipped'])}"
     if ceilings:
-        table.caption += f"; of this mean {spell_ceilings(ceilings)}"
-    table.caption_justify = "left"
+        table.caption += f"; mean by {spell_ceilings(ceilings)}"
+    return table
+
+
+def spell_ceilings(ceilings: Mapping[str, float]) -> str:
+    """The ceilings in one line: `chance 0.4, timing alone 2.2`."""
+    return ", ".join(f"{name} {value:.1f}" for name, value in spelt(ceilings).items())
+
+
+def spelt(ceilings: Mapping[str, float]) -> dict[str, float]:
+    """The ceilings by the names that a reader sees, lowest first."""
+    return {name: ceilings[key] for key, name in CEILINGS.items() if key in ceilings}
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, title=Text(f"\n{title}", "bold"), padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+    table.title_justify = table.caption_justify = "left"
+    table.add_column(first, overflow="fold")
     return table

@@ -1,29 +1,34 @@
-"""What a run folder says, and which runs are the same experiment with another seed."""
+"""Reads run folders and groups runs that differ only in their seed."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+import numpy as np
 
 from stella.config import build
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError
 from stella.evaluate import forgetting
 from stella.evaluate.retrieval import KS
-from stella.files import Line, read_lines
+from stella.files import Line, read_json, read_lines
 from stella.methods import METHODS
 from stella.runs.config import FREE
 from stella.runs.folder import RunFolder
 
-# No result depends on these; a seed makes another run of the same experiment.
+# Keys that do not make another experiment: results do not depend on them, or they are the seed.
 NOT_THE_EXPERIMENT = (*FREE, "seed", "stream.seed", "train.log_every")
+LONGEST_LABEL = 40  # characters of "key=value, …"; beyond that a label shows the run's folder
 
 
 @dataclass(frozen=True)
 class RunRecord:
+    """The files of one run."""
+
     path: Path
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -36,13 +41,21 @@ class RunRecord:
 
     @cached_property
     def evaluations(self) -> list[Line]:
-        """In order, the one before the first task among them."""
+        """In order of tasks, beginning with the evaluation before the first one (task -1)."""
         return sorted(self.lines("evaluation"), key=lambda line: int(line["task"]))
 
     @cached_property
+    def slow(self) -> "RunRecord | None":
+        """The scores of the run's slow weights (`train.ema`) as a record of their own; None without slow weights."""
+        scored = [{**line, **line["slow"], "slow": None} for line in self.metrics if line.get("slow")]
+        return replace(self, metrics=scored) if scored else None
+
+    @cached_property
     def summary(self) -> dict[str, Any]:
-        """A and F as far as the run has come: those of an unfinished run are not its result."""
-        return forgetting.summary(self.evaluations)
+        """A and F up to the last evaluation, as `forgetting.summary` returns them; those of the slow weights under
+        `slow`."""
+        scores = forgetting.summary(self.evaluations)
+        return scores | {"slow": self.slow.summary} if self.slow else scores
 
     @property
     def finished(self) -> bool:
@@ -54,7 +67,7 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        """The method as tables call it; its name where this version does not know it."""
+        """The method's name in tables; its key if this version does not have the method."""
         return METHODS[self.method].title if self.method in METHODS else self.method
 
     @property
@@ -71,27 +84,26 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        learnt = sum(line["task"] >= 0 for line in self.evaluations)
         if self.finished:
             return "finished"
-        return f"unfinished: step {self.step}, {learnt} of {len(self.tasks) or '?'} tasks evaluated"
+        evaluated = sum(line["task"] >= 0 for line in self.evaluations)
+        return f"unfinished: step {self.step}, {evaluated} of {len(self.tasks) or '?'} tasks evaluated"
 
 
 def read_run(path: Path | str) -> RunRecord:
-    """A run folder, whether its run is finished, going on or was killed."""
+    """Read a run folder, whether the run is finished, in progress or was killed; no file is changed."""
     folder = RunFolder(path)
     config = folder.read_config()
-    environment = json.loads(folder.environment.read_text(encoding="utf-8")) if folder.environment.exists() else {}
-    metrics, speed = read_lines(folder.metrics), read_lines(folder.speed)
-    return RunRecord(folder.root, config, environment, metrics, speed, _skipped(folder.skipped))
+    environment = read_json(folder.environment) if folder.environment.exists() else {}
+    skipped = Skipped()  # without its path: opening the file as its owner would rewrite it under the run
+    skipped.records |= {line["id"]: line for line in read_lines(folder.skipped)}
+    return RunRecord(folder.root, config, environment, read_lines(folder.metrics), read_lines(folder.speed), skipped)
 
 
-def _skipped(path: Path) -> Skipped:
-    """What is listed, without opening the file as its owner does: that would rewrite it under a run."""
-    skipped = Skipped()
-    for line in read_lines(path):
-        skipped.records[line["id"]] = line
-    return skipped
+def mean_recall(evaluation: Line) -> forgetting.Accuracy:
+    """Mean of R@1/5/10 in both directions for each task of one evaluation, in percent: a row of acc(t, i)."""
+    (row,) = forgetting.mean_accuracy([{**evaluation, "task": 0}])
+    return np.asarray(row)
 
 
 @dataclass(frozen=True)
@@ -106,22 +118,24 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Of a sample; None for a single run."""
+        """The sample standard deviation; None for a single run."""
         return stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def short(self) -> str:
+        """The mean alone."""
+        return f"{self.mean:z.1f}" if self.values else "–"
+
     def __str__(self) -> str:
-        if not self.values:
-            return "–"
-        spread = "" if self.deviation is None else f" ± {self.deviation:.1f}"
-        return f"{self.mean:.1f}{spread}"
+        return self.short if self.deviation is None else f"{self.short} ± {self.deviation:.1f}"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     label: str
-    runs: list[RunRecord] = field(default_factory=list)
+    runs: list[RunRecord]
 
     @property
     def method(self) -> str:
@@ -135,67 +149,93 @@ class Group:
     def finished(self) -> list[RunRecord]:
         return [run for run in self.runs if run.finished]
 
+    @property
+    def progress(self) -> str:
+        """Number of runs, or `2 of 3` while some are unfinished."""
+        done, total = len(self.finished), len(self.runs)
+        return str(total) if done == total else f"{done} of {total}"
+
+    @cached_property
+    def versions(self) -> list["Group"]:
+        """This group and, if it has slow weights, those as a group of their own."""
+        slow = [run.slow for run in self.runs if run.slow]
+        return [self, Group(f"{self.label}, slow weights", slow)] if slow else [self]
+
     def spread(self, *keys: str) -> Spread:
-        """`spread("A")`, `spread("a2v", "1", "F")`: over the finished runs for which it is defined."""
+        """`spread("A")`, `spread("a2v", "1", "F")`, `spread("slow", "A")`: over the finished runs that define it."""
         values = [_dig(run.summary, keys) for run in self.finished]
         return Spread([value for value in values if value is not None])
 
 
 def group(runs: Iterable[RunRecord]) -> list[Group]:
-    """Runs by experiment, methods in the registry's order; where one method appears twice, labels say what differs."""
+    """Group runs by experiment, methods in the registry's order; labels show what differs within one method."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
         found.setdefault(json.dumps(experiment(run.config), sort_keys=True), []).append(run)
-    groups = [sorted(members, key=lambda run: run.seed) for members in found.values()]
-    order = list(METHODS)
-    groups.sort(key=lambda members: order.index(members[0].method) if members[0].method in order else -1)
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for members in groups:
-        alike.setdefault(members[0].method, []).append(experiment(members[0].config))
-    return [Group(_label(members[0], alike[members[0].method]), members) for members in groups]
+    order = {name: place for place, name in enumerate(METHODS)}
+    members = [sorted(group, key=lambda run: run.seed) for group in found.values()]
+    members.sort(key=lambda runs: order.get(runs[0].method, -1))
+    firsts = [runs[0] for runs in members]
+    return [Group(_label(runs[0], firsts), runs) for runs in members]
+
+
+def _label(run: RunRecord, others: Sequence[RunRecord]) -> str:
+    """The method's title and what differs from other groups of this method, or the folder if that is too long."""
+    own = experiment(run.config)
+    rivals = [experiment(other.config) for other in others if other.method == run.method and other is not run]
+    if not rivals:
+        return run.title
+    differing = ", ".join(f"{key}={own[key]}" for key in own if any(rival.get(key) != own[key] for rival in rivals))
+    if len(differing) > LONGEST_LABEL:
+        differing = "/".join(run.path.parts[-2:])
+    return f"{run.title} ({differing})" if differing else run.title
 
 
 def experiment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys, dotted, that a result depends on, the seed apart."""
-    return {key: value for key, value in flatten(config).items() if key not in NOT_THE_EXPERIMENT}
+    """The dotted keys that a result depends on, without the seed and without what is not set."""
+    flat = flatten(config)
+    return {key: value for key, value in flat.items() if key not in NOT_THE_EXPERIMENT and value is not None}
 
 
 def unlike(runs: Sequence[RunRecord]) -> str | None:
-    """A warning where runs are the same but for their folder, or where those of different methods differ in more than
-    what a method brings with it."""
+    """A warning if a run appears twice, or if runs of several methods differ in more than the method's own settings."""
     found = [experiment(run.config) for run in runs]
     if len(runs) > len({(repr(one), run.seed) for one, run in zip(found, runs, strict=True)}):
-        return "Some runs have the same configuration and the same seed, so a deviation over them is none over seeds"
+        return "Some runs have the same configuration and the same seed, so their deviation is not one over seeds"
     if len({run.method for run in runs}) < 2:
         return None
-    own = ("method", "args.", "memory.")
-    keys = [key for key in found[0] if not key.startswith(own) and any(one.get(key) != found[0][key] for one in found)]
+    shared = [key for one in found for key in one if not key.startswith(("method", "args.", "memory."))]
+    keys = [key for key in dict.fromkeys(shared) if any(one.get(key) != found[0].get(key) for one in found)]
     if not keys:
         return None
     return f"These runs differ in more than their method, so their figures do not compare methods: {', '.join(keys)}"
 
 
 def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The leaves of a tree by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{path}{key}.")
-        else:
-            flat[f"{path}{key}"] = value
+        flat |= flatten(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return flat
 
 
+def _dig(tree: Mapping[str, Any], keys: Sequence[str]) -> float | None:
+    value: Any = tree
+    for key in keys:
+        value = value.get(key) if value else None
+    return value if isinstance(value, float) else None
+
+
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
-    """What chance and, of scenes, one cue alone would give in these runs' gallery, if they all share one."""
+    """Scores of chance and, if the data know them, of single cues in these runs' gallery; None if galleries differ."""
     seen = [run for run in runs if run.evaluations]
     galleries = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
     return galleries[0] if galleries and all(gallery == galleries[0] for gallery in galleries) else None
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:
-    """The same for one configuration of data, with so many evaluation clips of each task; None where nothing is known.
-
-    The cue audit's of scenes; of others, chance."""
+    """The same for a configuration of data with `clips` evaluation clips in each task: the cue audit for scenes,
+    chance for other data; None if nothing is known."""
     if (cues := _audit(json.dumps(data, sort_keys=True))) or not clips:
         return cues
     total = sum(clips)
@@ -217,19 +257,3 @@ def _audit(data: str) -> dict[str, float] | None:
         return None
     table = audit({name: source for name, source in plain if isinstance(source, Scenes)})
     return table["mixed"] if "mixed" in table else next(iter(table.values()))
-
-
-def _label(run: RunRecord, alike: Sequence[Mapping[str, Any]]) -> str:
-    """What differs from others of its method, or the run's folder where that is too much to read."""
-    own = experiment(run.config)
-    differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in alike)]
-    told = ", ".join(differing)
-    where = "/".join(run.path.parts[-2:])
-    return f"{run.title} ({told if len(told) <= 40 else where})" if differing else run.title
-
-
-def _dig(tree: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    value: Any = tree
-    for key in keys:
-        value = value.get(key) if value else None
-    return value if isinstance(value, float) else None

@@ -1,4 +1,4 @@
-"""Run folders as a run writes them, with figures that look like an experiment."""
+"""Run folders as a run writes them, with made-up figures that look like an experiment."""
 
 import json
 from pathlib import Path
@@ -21,15 +21,17 @@ def write_run(
     *,
     finished: bool = True,
     tasks: tuple[str, ...] = TASKS,
+    slow: bool = False,
     **args: Any,
 ) -> Path:
+    """Write the folder; with `slow` its evaluations have slow weights, which forget half as much."""
     path.mkdir(parents=True)
     data = DataConfig(tasks=tasks, eval_clips=24)
     config = to_tree(settle(RunConfig(seed=seed, method=method, args=args, data=data)))
     facts = {"commit": "0123456789abcdef", "torch": "2.11", "gpu": None, "threads": 2}
     (path / "config.json").write_text(json.dumps(config))
     (path / "environment.json").write_text(json.dumps(facts))
-    _write_lines(path / "metrics.jsonl", _metrics(method, seed, finished, tasks))
+    _write_lines(path / "metrics.jsonl", _metrics(method, seed, finished, tasks, slow))
     speed = [{"kind": "step", "step": s, "clips_per_second": 90.0 + s, "peak_bytes": 10**9 + s} for s in range(9)]
     _write_lines(path / "speed.jsonl", speed)
     return path
@@ -39,7 +41,7 @@ def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
-def _metrics(method: str, seed: int, finished: bool, tasks: tuple[str, ...]) -> list[dict[str, Any]]:
+def _metrics(method: str, seed: int, finished: bool, tasks: tuple[str, ...], slow: bool) -> list[dict[str, Any]]:
     rng = np.random.default_rng([seed, len(method)])
     joint, count = method == "multitask", len(tasks)
     lines = [_evaluation(method, -1, 0, tasks, rng)]
@@ -48,8 +50,13 @@ def _metrics(method: str, seed: int, finished: bool, tasks: tuple[str, ...]) -> 
         lines.extend(_step(method, task * steps + since, since, rng) for since in range(1, steps + 1))
         if not joint or task == count - 1:
             lines.append(_evaluation(method, task, (task + 1) * steps, tasks, rng))
+    if slow:
+        keep = (1 + KEEPS.get(method, 1.0)) / 2
+        for line in (line for line in lines if line["kind"] == "evaluation"):
+            line["slow"] = _retrieval(keep, line["task"], count, rng) | {"clips": line["clips"]}
     if finished:
-        lines.append({"kind": "end", "step": count * steps, "A": 0.0, "F": 0.0})
+        end: dict[str, Any] = {"kind": "end", "step": count * steps, "A": 0.0, "F": 0.0}
+        lines.append(end | {"slow": {"A": 0.0, "F": 0.0}} if slow else end)
     return lines
 
 
@@ -69,15 +76,6 @@ def _step(method: str, step: int, since: int, rng: np.random.Generator) -> dict[
 
 def _evaluation(method: str, task: int, step: int, tasks: tuple[str, ...], rng: np.random.Generator) -> dict[str, Any]:
     count = len(tasks)
-    keep = KEEPS.get(method, 1.0)
-    level = np.array([4.0 if i > task else 55 * keep ** (task - i) for i in range(count)])
-    by_k = {
-        d: {
-            k: np.clip(f * level + rng.normal(0, 1.2, count), 0, 100).tolist()
-            for k, f in (("1", 0.4), ("5", 1.1), ("10", 1.5))
-        }
-        for d in ("a2v", "v2a")
-    }
     seen = max(0, task + 1)
     replays, matches = method not in ("finetune", "multitask"), method.startswith("stella")
     return {
@@ -86,8 +84,7 @@ def _evaluation(method: str, task: int, step: int, tasks: tuple[str, ...], rng: 
         "step": step,
         "tasks": list(tasks),
         "clips": [24] * count,
-        "recall": by_k,
-        "modality_gap": (0.5 + 0.03 * task + rng.normal(0, 0.02, count)).tolist(),
+        **_retrieval(KEEPS.get(method, 1.0), task, count, rng),
         "memory_by_task": [2000 // seen if i < seen else 0 for i in range(count)]
         if replays and seen
         else [0] * count
@@ -96,3 +93,16 @@ def _evaluation(method: str, task: int, step: int, tasks: tuple[str, ...], rng: 
         "avm_accuracy": 50 + 8.5 * seen - seen**2 + rng.normal() if matches else None,
         "importance_ratio": (1.0 + 4 * seen + rng.gamma(2, 0.5 + seen, count)).tolist() if matches else None,
     }
+
+
+def _retrieval(keep: float, task: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
+    """What is measured of weights that keep the share `keep` of a task while they learn another."""
+    level = np.array([4.0 if i > task else 55 * keep ** (task - i) for i in range(count)])
+    recall = {
+        d: {
+            k: np.clip(f * level + rng.normal(0, 1.2, count), 0, 100).tolist()
+            for k, f in (("1", 0.4), ("5", 1.1), ("10", 1.5))
+        }
+        for d in ("a2v", "v2a")
+    }
+    return {"recall": recall, "modality_gap": (0.5 + 0.03 * task + rng.normal(0, 0.02, count)).tolist()}

@@ -1,21 +1,21 @@
-"""The page and the tables: what they must show, what they must not need, and what they must survive."""
+"""The page: what it shows, that it needs no other file, and that any run folder can be shown."""
 
 import json
 import re
+import tomllib
+from fnmatch import fnmatch
 from html.parser import HTMLParser
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from helpers.run_files import write_run
-from rich.console import Console
 
 from stella.errors import StellaError
 from stella.evaluate.forgetting import mean_accuracy
+from stella.report import page as page_module
 from stella.report import plots
 from stella.report.page import write_page
-from stella.report.tables import accuracy_table, results_table
-from stella.runs.record import ceilings, group, read_run
+from stella.runs.record import Spread, ceilings, group, read_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -53,7 +53,17 @@ def parse(page: str) -> Outline:
 
 
 def headings(page: str) -> list[str]:
-    return re.findall(r"<h3>(.*?)</h3>", page)
+    """Of the cards below the results."""
+    cards = page[page.index('<div class="cards">') :]
+    return re.findall(r"<h3>(.*?)</h3>", cards)
+
+
+def heat_map(table: str) -> list[float]:
+    return [float(x) for x in re.findall(r"<td[^>]*>(\d+)</td>", table)]
+
+
+def words(page: str) -> str:
+    return " ".join(" ".join(parse(page).text).split())
 
 
 @pytest.fixture(scope="module")
@@ -91,37 +101,36 @@ def test_colours_follow_the_readers_scheme(page: str) -> None:
 
 
 def test_all_methods_show_mean_and_deviation_and_all_runs(page: str, runs: list[Path]) -> None:
-    text = " ".join(parse(page).text)
+    text = words(page)
     for g in group(read_run(run) for run in runs):
         assert g.label in text and str(g.spread("A")) in text and "±" in str(g.spread("A"))
         assert str(g.spread("a2v", "10", "F")) in text
     assert all(run.name in text for run in runs)
-    assert "8 runs · 4 experiments · 4 tasks · gallery of 96 clips" in text
+    assert "8 runs · 4 configurations · 4 tasks · gallery of 96 clips" in text
 
 
-def test_ceilings_stand_beside_the_results(page: str, runs: list[Path]) -> None:
+def test_the_results_show_the_ceilings(page: str, runs: list[Path]) -> None:
     cues = ceilings([read_run(runs[0])])
     assert cues is not None
     for name, key in (("timing alone", "timing"), ("class alone", "class"), ("chance", "chance")):
         assert f"<td>{name}</td><td></td><td>{cues[key]:.1f}</td>" in page
 
 
-def test_the_heat_map_holds_the_mean_accuracy_of_the_runs(page: str, runs: list[Path]) -> None:
+def test_the_heat_map_shows_the_mean_accuracy_of_the_runs(page: str, runs: list[Path]) -> None:
     first, second = (mean_accuracy(read_run(run).evaluations) for run in runs[:2])  # Finetune
     heat = re.search(r'<table class="heat">.*?</table>', page, re.DOTALL)
     assert heat is not None
-    cells = [float(x) for x in re.findall(r"<td[^>]*>(\d+)</td>", heat[0])]
+    cells = heat_map(heat[0])
     assert cells[4:] == ((first + second) / 2).round().flatten().tolist()  # below the row before the first task
     assert len(cells) == 5 * 4
 
 
-def test_panels_appear_where_there_is_something_to_show(runs: list[Path], tmp_path: Path) -> None:
-    only = {name: write_page([run for run in runs if run.name.startswith(name)], tmp_path / f"{name}.html").read_text()
-            for name in ("finetune", "derpp", "stella_plus")}  # fmt: skip
-    assert headings(only["finetune"]) == ["acc(t, i)", "Loss", "Modality gap"]
-    assert headings(only["derpp"]) == ["acc(t, i)", "Loss", "What the memory holds", "Modality gap"]
-    assert "Importance on the sounding object" in headings(only["stella_plus"])
-    assert "Matching" in headings(only["stella_plus"])
+def test_panels_appear_where_there_is_something_to_show(page: str) -> None:
+    sections = {section[: section.index("<")]: section for section in page.split("<h2>")}
+    loss, memory, importance, matching, gap = (panel.title for panel in plots.PANELS)
+    assert headings(sections["Finetune"]) == ["What it remembers", loss, gap]
+    assert headings(sections["DER++"]) == ["What it remembers", loss, memory, gap]
+    assert headings(sections["STELLA+"]) == ["What it remembers", loss, memory, importance, matching, gap]
 
 
 def test_the_configuration_is_there_with_what_differs(page: str) -> None:
@@ -129,18 +138,27 @@ def test_the_configuration_is_there_with_what_differs(page: str) -> None:
     assert "0123456789abcdef" in page
 
 
-def test_names_from_files_are_escaped(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a<b>&c", "<method\\1 $x^", tasks=("<i>one", "two&$^$"))
-    record = {"id": 1, "path": "<script>x</script>.mp4", "reason": "no <audio>", "remedy": "leave it & go"}
-    (path / "skipped.jsonl").write_text(json.dumps(record) + "\n")
-    outline = parse(write_page([path], tmp_path / "page.html").read_text())
-    assert not [tag for tag, _ in outline.tags if tag in ("script", "i", "b", "method")]
+HOSTILE = "\"><script>'</style></svg>{{ 7 * 7 }}{% include 'page.css' %}<img src=x onerror=y><!-- & \\1 $x^$ ]]>"
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout")
+def test_everything_from_a_runs_files_is_escaped(tmp_path: Path, page: str) -> None:
+    path = write_run(tmp_path / HOSTILE.replace("/", ""), HOSTILE, tasks=(HOSTILE, "two"), slow=True)
+    skipped = {"id": 1, "path": f"{HOSTILE}.mp4", "reason": f"no {HOSTILE}", "remedy": f"remove {HOSTILE}"}
+    (path / "skipped.jsonl").write_text(json.dumps(skipped) + "\n")
+    (path / "environment.json").write_text(json.dumps({"gpu": HOSTILE, "commit": "a<b>", HOSTILE: HOSTILE}))
+    metrics = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(metrics.replace('"recon_a"', json.dumps(HOSTILE)))
+    outline, usual = parse(write_page([path], tmp_path / "page.html").read_text()), parse(page)
+    assert {tag for tag, _ in outline.tags} <= {tag for tag, _ in usual.tags}
+    assert {key for _, some in outline.tags for key in some} <= {key for _, some in usual.tags for key in some}
     text = "".join(outline.text)
-    assert "a<b>&c" in text and "<script>x</script>.mp4" in text and "1 no <audio>" in text
+    assert text.count(HOSTILE) > 15 and "commit a<b>" in text  # title, tasks, labels, loss, folder, environment, …
+    assert f"{HOSTILE}.mp4" in text and f"1 no {HOSTILE}" in text and f"remove {HOSTILE}" in text
 
 
 def test_skipped_clips_are_counted_by_reason_and_the_first_are_named(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run")
+    path = write_run(tmp_path / "run", "finetune")
     records = [
         {"id": i, "path": f"v{i}.mp4", "reason": ("no audio track", "time limit")[i % 3 == 0], "remedy": "leave it out"}
         for i in range(30)
@@ -162,7 +180,7 @@ def test_a_run_stopped_anywhere_makes_a_page_that_says_so(tmp_path: Path, keep: 
 
 
 @pytest.mark.filterwarnings("error")
-def test_seeds_that_have_come_to_different_places_share_a_page(tmp_path: Path) -> None:
+def test_runs_at_different_steps_share_a_page(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(seed), "stella", seed) for seed in range(3)]
     for path, keep in zip(paths, (0, 62, 1000), strict=True):
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -175,8 +193,8 @@ def test_seeds_that_have_come_to_different_places_share_a_page(tmp_path: Path) -
     assert str(group(map(read_run, paths))[0].spread("A")) in page
 
 
-def test_left_out_steps_are_counted(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run")
+def test_skipped_steps_are_counted(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", "finetune")
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines[3:3] = [
         '{"kind": "skip", "step": 3}\n',
@@ -187,8 +205,75 @@ def test_left_out_steps_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_same_runs_make_the_same_page(runs: list[Path], tmp_path: Path) -> None:
-    pages = [write_page(runs[:2], tmp_path / f"{i}.html").read_bytes() for i in range(2)]
+    pages = [write_page(runs[:1], tmp_path / f"{i}.html").read_bytes() for i in range(2)]
     assert pages[0] == pages[1]
+
+
+def test_the_page_begins_with_what_happened(page: str, runs: list[Path], tmp_path: Path) -> None:
+    by_label = {g.label: g for g in group(read_run(run) for run in runs)}
+    forgot = [f"{name} {by_label[name].spread('F').short}" for name in ("DER++", "Finetune")]
+    first = f"STELLA+ forgot {by_label['STELLA+'].spread('F').short} points, {', '.join(forgot)}."
+    text = words(page)
+    assert first in text and f"{by_label['Finetune'].spread('A').short}; chance is 5.6%." in text
+    assert f"Accuracy after the last task: Multitask {by_label['Multitask'].spread('A').short}%" in text
+    assert text.index(first) < text.index("8 runs")
+    records = [read_run(run) for run in runs]
+    (joint,) = page_module._story(group(records[-1:]), None)
+    assert joint == f"Accuracy after the last task: Multitask {Spread([records[-1].summary['A']])}%."
+    unfinished = read_run(write_run(tmp_path / "run", finished=False))
+    assert page_module._story(group([unfinished]), None) == ["No run has finished yet."]
+
+
+def test_of_many_methods_the_best_and_the_worst_are_named_first(tmp_path: Path) -> None:
+    groups = group(
+        read_run(write_run(tmp_path / str(i), "stella", keep_ratio=0.25 + i / 16))
+        for i in range(page_module.IN_STORY + 1)
+    )
+    ranked = sorted(groups, key=lambda g: g.spread("F").mean)
+    story = page_module._story(groups, None)[0]
+    assert story.startswith(f"{ranked[0].label} forgot ") and f", …, {ranked[-1].label} " in story
+    assert ranked[1].label not in story
+
+
+def test_slow_weights_are_shown_beside_the_working_weights(page: str, tmp_path: Path) -> None:
+    assert "slow" not in page[page.index("<body>") :]
+    paths = [write_run(tmp_path / f"{m}-{s}", m, s, slow=m == "finetune") for m in ("finetune", "er") for s in (0, 1)]
+    page = write_page(paths, tmp_path / "page.html").read_text()
+    g = group(map(read_run, paths))[0]
+    rows = re.findall(r'<tr><td><span class="dot( hollow)?" style="--dot: var\(--c(\d)\)"></span>(.*?)</td>(.*)', page)
+    labels = [("", "0", "Finetune"), (" hollow", "0", "Finetune, slow weights"), ("", "1", "ER")]
+    assert [row[:3] for row in rows] == labels
+    assert all(str(g.spread("slow", *keys)) in rows[1][3] for keys in page_module.MAIN)
+    text = words(page)
+    assert f"({g.spread('slow', 'F').short} with slow weights)" in text and "Slow weights: an exponential" in text
+    matrices = [heat_map(heat) for heat in re.findall(r'<table class="heat">.*?</table>', page, re.DOTALL)]
+    evaluations = [[{**line, **line["slow"]} for line in run.evaluations] for run in g.runs]
+    expected = sum(mean_accuracy(lines) for lines in evaluations) / 2
+    assert len(matrices) == 3 and matrices[1][4:] == expected.round().flatten().tolist()
+    for svg in re.findall(r"<svg.*?</svg>", page[: page.index('<div class="cards">')], re.DOTALL):  # both figures
+        assert svg.count("Finetune, slow weights") == 1 and "ER, slow weights" not in svg
+
+
+def test_the_best_of_each_column_is_marked() -> None:
+    def row(a: float, f: float | None) -> list[Spread]:
+        return [Spread([a]), Spread([] if f is None else [f])] * 3
+
+    best = page_module._best([row(40, 20), row(50, 30), row(60, None)])  # the last is an upper bound
+    assert best == {(1, 0), (0, 1), (1, 2), (0, 3), (1, 4), (0, 5)}
+    assert page_module._best([row(40, 20), row(60, None)]) == set()
+
+
+def test_negative_zero_is_printed_as_zero(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", "finetune")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    level = {-1: 50.0, 0: 50.0, 1: 50.0, 2: 50.0, 3: 50.02}  # F = -0.02
+    for line in lines:
+        if line["kind"] == "evaluation":
+            line["recall"] = {d: {k: [level[line["task"]]] * 4 for k in ("1", "5", "10")} for d in ("a2v", "v2a")}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_run(path).summary["F"] < 0
+    text = words(write_page([path], tmp_path / "page.html").read_text())
+    assert "Finetune forgot 0.0 points." in text and not re.search(r"[-−]0\.0(?!\d)", text)
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
@@ -196,7 +281,7 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
         write_page([], tmp_path / "page.html")
 
 
-def test_runs_of_different_lengths_meet_at_their_steps(tmp_path: Path) -> None:
+def test_loss_curves_of_different_lengths_share_bins(tmp_path: Path) -> None:
     whole, half = (read_run(write_run(tmp_path / str(i), seed=i, finished=not i)) for i in range(2))
     curves = [plots._losses(run, 2)["loss"] for run in (whole, half)]
     assert sorted(curves[0]) == list(range(121)) and sorted(curves[1]) == list(range(61))
@@ -204,35 +289,13 @@ def test_runs_of_different_lengths_meet_at_their_steps(tmp_path: Path) -> None:
     assert curves[1][7] == pytest.approx((values[14] + values[15]) / 2)
 
 
-def shown(table: object) -> str:
-    console = Console(width=140, file=StringIO(), color_system=None)
-    console.print(table)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue()
-
-
-def test_the_terminal_table_has_methods_and_ceilings(runs: list[Path]) -> None:
-    records = [read_run(run) for run in runs]
-    cues = ceilings(records)
-    assert cues is not None
-    text = shown(results_table(group(records), cues))
-    rows = {line.split("  ")[1].strip(): line for line in text.splitlines() if line.startswith("  ")}
-    for g in group(records):
-        assert str(g.spread("A")) in rows[g.label] and str(g.spread("v2a", "F")) in rows[g.label]
-    assert f"{cues['class']:.1f}" in rows["class alone"]
-    assert "class alone" not in shown(results_table(group(records)))
-
-
-def test_an_unfinished_method_is_in_the_table_without_figures(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", finished=False))
-    assert re.search(r"STELLA +0 of 1 +– +– ", shown(results_table(group([run]))))
-
-
-def test_the_accuracy_table_has_a_row_after_each_task(runs: list[Path]) -> None:
-    run = read_run(runs[0])
-    rows = [line.split() for line in shown(accuracy_table(run)).splitlines() if line.startswith("  task")]
-    assert [row[0] for row in rows] == run.tasks
-    assert [[float(x) for x in row[1:]] for row in rows] == mean_accuracy(run.evaluations).round(1).tolist()
-    empty = read_run(runs[0])
-    empty.metrics.clear()
-    assert "after" in shown(accuracy_table(empty))
+def test_templates_and_style_are_package_data() -> None:
+    patterns = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folder = Path(page_module.__file__).parent
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert {path.name for path in files} >= {"page.css", "page.html.j2", "results.html.j2", "method.html.j2"}
+    for path in files:
+        name = f"x/{path.relative_to(folder.parent)}"
+        assert any(fnmatch(name, pattern) for pattern in patterns["package-data"]["stella"]), path
+    assert {str(path.relative_to(folder)) for path in files} <= set(page_module.TEMPLATES.list_templates())
+    assert page_module.TEMPLATES.autoescape is True

@@ -11,7 +11,6 @@ from stella.data.scenes import Scenes
 from stella.data.scenes.audit import audit
 from stella.errors import StellaError
 from stella.evaluate.forgetting import summary
-from stella.report.tables import accuracy_table
 from stella.runs.record import Group, Spread, ceilings, flatten, gallery_ceilings, group, read_run, unlike
 
 
@@ -24,12 +23,36 @@ def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
     assert run.environment["commit"] == "0123456789abcdef" and len(run.speed) == 9 and len(run.skipped) == 0
 
 
-def test_a_table_of_one_run_has_its_method_and_seed(tmp_path: Path) -> None:
-    titles = [accuracy_table(read_run(write_run(tmp_path / m / "seed-4", m, 4))).title for m in ("derpp", "new")]
-    assert titles == ["acc(t, i) of DER++, seed 4", "acc(t, i) of new, seed 4"]
+def test_an_unknown_method_keeps_its_name(tmp_path: Path) -> None:
+    assert [read_run(write_run(tmp_path / m, m)).title for m in ("derpp", "new")] == ["DER++", "new"]
 
 
-def test_an_unfinished_run_says_so_and_has_no_place_in_means(tmp_path: Path) -> None:
+def test_slow_weights_have_a_summary_and_a_group_of_their_own(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(seed), seed=seed, slow=True)) for seed in range(2)]
+    (g,) = group(runs)
+    lines = [[{**line, **line["slow"]} for line in run.evaluations] for run in runs]
+    expected = [summary(each) for each in lines]
+    assert [run.summary["slow"] for run in runs] == expected and runs[0].summary["A"] != expected[0]["A"]
+    assert g.spread("slow", "A").values == [each["A"] for each in expected]
+    assert g.spread("slow", "v2a", "5", "F").values == [each["v2a"]["5"]["F"] for each in expected]
+    working, slow = g.versions
+    assert working is g and slow.label == "STELLA, slow weights" and slow.progress == "2"
+    assert slow.spread("A").values == g.spread("slow", "A").values and slow.tasks == g.tasks
+    assert [run.slow for run in slow.runs] == [None, None]
+
+
+def test_a_run_without_slow_weights_has_none(tmp_path: Path) -> None:
+    (g,) = group([read_run(write_run(tmp_path / "one"))])
+    assert g.runs[0].slow is None and "slow" not in g.runs[0].summary
+    assert g.versions == [g] and g.spread("slow", "A").values == []
+
+
+def test_slow_weights_of_an_unfinished_run_have_no_result(tmp_path: Path) -> None:
+    (g,) = group([read_run(write_run(tmp_path / "one", slow=True, finished=False))])
+    assert g.versions[1].spread("A").values == [] and g.versions[1].progress == "0 of 1"
+
+
+def test_an_unfinished_run_says_so_and_is_not_in_means(tmp_path: Path) -> None:
     done, going = (
         read_run(write_run(tmp_path / name, seed=i, finished=not i)) for i, name in enumerate(("done", "going"))
     )
@@ -38,7 +61,7 @@ def test_an_unfinished_run_says_so_and_has_no_place_in_means(tmp_path: Path) -> 
     assert both.finished == [done] and both.spread("A").values == [done.summary["A"]]
 
 
-def test_a_run_that_was_killed_at_once_can_be_read(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_line_can_be_read(tmp_path: Path) -> None:
     path = write_run(tmp_path / "new")
     for name in ("metrics.jsonl", "speed.jsonl", "environment.json"):
         (path / name).unlink()
@@ -47,7 +70,7 @@ def test_a_run_that_was_killed_at_once_can_be_read(tmp_path: Path) -> None:
     assert run.summary == {"A": None, "F": None}
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
     path = write_run(tmp_path / "torn")
     whole = read_run(path).metrics
     with (path / "metrics.jsonl").open("a") as file:
@@ -64,7 +87,7 @@ def test_a_damaged_line_and_a_folder_without_a_run_are_refused(tmp_path: Path) -
         read_run(tmp_path / "nowhere")
 
 
-def test_reading_changes_no_file_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_reading_changes_no_file_of_a_run_in_progress(tmp_path: Path) -> None:
     path = write_run(tmp_path / "live", finished=False)
     record = {"id": 1, "path": "a.mp4", "reason": "no audio track", "remedy": "leave it out"}
     (path / "skipped.jsonl").write_text(json.dumps(record) + '\n{"id": 2, "pa')
@@ -92,7 +115,7 @@ def test_one_method_twice_is_labelled_by_what_differs(tmp_path: Path) -> None:
     assert [len(g.runs) for g in groups] == [2, 2]
 
 
-def test_what_no_result_depends_on_makes_no_other_experiment(tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_results_do_not_split_a_group(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     config = json.loads((paths[1] / "config.json").read_text())
     config["stream"]["workers"], config["train"]["log_every"] = 7, 3
@@ -106,20 +129,34 @@ def test_what_no_result_depends_on_makes_no_other_experiment(tmp_path: Path) -> 
     ]
 
 
-def test_too_much_to_read_is_labelled_by_its_folder(tmp_path: Path) -> None:
+def test_a_label_that_would_be_too_long_is_the_folder(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / "runs" / name) for name in ("first", "second")]
     change(paths[1], lr=0.5, weight_decay=0.25, beta1=0.75)
     assert [g.label for g in group(map(read_run, paths))] == ["STELLA (runs/first)", "STELLA (runs/second)"]
 
 
-def test_runs_that_differ_in_more_than_their_method_are_told(tmp_path: Path) -> None:
+def test_methods_with_different_settings_give_a_warning(tmp_path: Path) -> None:
     stella = write_run(tmp_path / "stella", "stella", chunk=8)
     paths = [stella, write_run(tmp_path / "er", "er", seed=1), write_run(tmp_path / "er2", "er", seed=2)]
     assert unlike([read_run(path) for path in paths]) is None
     change(paths[2], lr=0.5)
     told = unlike([read_run(path) for path in paths])
     assert told is not None and told.endswith("do not compare methods: train.lr")
-    assert unlike([read_run(path) for path in paths[1:]]) is None  # one method, whose labels say it
+    assert unlike([read_run(path) for path in paths[1:]]) is None  # one method: its labels show the difference
+
+
+def test_a_setting_that_is_not_set_is_no_difference(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    config = json.loads((paths[0] / "config.json").read_text())
+    for path, seed, ema in zip(paths, range(3), (None, None, 0.99), strict=True):
+        config["seed"], config["train"]["ema"] = seed, ema
+        (path / "config.json").write_text(json.dumps(config))
+    del config["train"]["ema"]  # a run from before this setting
+    (paths[1] / "config.json").write_text(json.dumps(config | {"seed": 1}))
+    groups = group(map(read_run, paths))
+    assert [(g.label, len(g.runs)) for g in groups] == [("STELLA", 2), ("STELLA (train.ema=0.99)", 1)]
+    (paths[0] / "config.json").write_text(json.dumps(config | {"method": "er", "seed": 0}))
+    assert str(unlike([read_run(path) for path in paths])).endswith("do not compare methods: train.ema")
 
 
 def change(path: Path, **train: float) -> None:
@@ -134,6 +171,7 @@ def test_spread_is_mean_and_sample_deviation(tmp_path: Path) -> None:
     spread = Group("x", runs).spread("a2v", "5", "F")
     assert (spread.mean, spread.deviation) == (mean(values), stdev(values))
     assert str(Spread([1.0, 3.0])) == "2.0 ± 1.4" and str(Spread([2.25])) == "2.2" and str(Spread([])) == "–"
+    assert str(Spread([-0.04])) == "0.0" and str(Spread([-0.06])) == "-0.1" and Spread([1.0, 3.0]).short == "2.0"
 
 
 def test_a_method_without_forgetting_has_none(tmp_path: Path) -> None:
@@ -146,7 +184,7 @@ def test_ceilings_are_the_audit_of_the_evaluation_clips(tmp_path: Path) -> None:
     assert ceilings([run]) == audit({task: Scenes(task, "eval", 24) for task in run.tasks})["mixed"]
 
 
-def test_one_run_twice_is_told(tmp_path: Path) -> None:
+def test_one_run_twice_gives_a_warning(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name)) for name in ("one", "two")]
     assert unlike(runs[:1]) is None
     assert "the same configuration and the same seed" in str(unlike(runs))
@@ -160,7 +198,7 @@ def test_runs_on_other_data_share_no_ceilings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("clips", "chance"), [([10], (10 + 50 + 100) / 3), ([1], 100), ([2, 2], (25 + 100 + 100) / 3)])
-def test_chance_is_known_of_any_gallery(clips: list[int], chance: float) -> None:
+def test_chance_is_known_for_any_gallery(clips: list[int], chance: float) -> None:
     assert gallery_ceilings({"source": "folder", "path": "videos"}, clips) == {"chance": pytest.approx(chance)}
     assert gallery_ceilings({"source": "folder", "path": "videos"}) is None
 

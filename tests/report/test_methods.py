@@ -1,4 +1,4 @@
-"""`stella methods`: what there is, at a width that fits a pipe, and one method in full."""
+"""`stella methods`: the table of all methods, narrow enough for a pipe, and one method in detail."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ def shown(*args: str) -> str:
     return done.output
 
 
-def test_all_methods_stand_in_order_with_what_they_store() -> None:
+def test_the_table_lists_all_methods_in_order_with_the_size_of_their_memory() -> None:
     lines = shown().splitlines()
     firsts = [line.split()[0] for line in lines if line[:3].strip() and line[2:3].strip()]
     blocks = {name: firsts.index(name) for name in METHODS}
@@ -44,7 +44,7 @@ def test_one_method_shows_its_hyper_parameters_and_every_column(name: str) -> No
         assert f"{bytes_per_clip(columns):,}" in words
 
 
-def test_comments_behind_fields_are_found_also_in_what_a_configuration_inherits() -> None:
+def test_field_comments_are_read_also_from_base_classes() -> None:
     assert hyper_parameters(METHODS["finetune"].Config) == []
     assert hyper_parameters(METHODS["derpp"].Config) == [
         ("alpha", 0.5, "float", "the penalty's weight (1.0 on Continual-AS)")
@@ -64,5 +64,5 @@ def test_an_unknown_method_is_refused_with_the_list() -> None:
     assert done.exit_code and "choose one of initial, finetune" in str(done.exception)
 
 
-def test_bytes_are_spelt_with_three_digits() -> None:
+def test_bytes_have_three_digits() -> None:
     assert [spell_bytes(n) for n in (8, 864_264, 1_467_000, 1_728_528_000)] == ["8 B", "864 kB", "1.47 MB", "1.73 GB"]
