@@ -47,7 +47,7 @@ def test_one_method_shows_its_hyper_parameters_and_every_column(name: str) -> No
 def test_field_comments_are_read_also_from_base_classes() -> None:
     assert hyper_parameters(METHODS["finetune"].Config) == []
     assert hyper_parameters(METHODS["derpp"].Config) == [
-        ("alpha", 0.5, "float", "the penalty's weight (1.0 on Continual-AS)")
+        ("alpha", 0.5, "float", "weight of the penalty (1.0 on Continual-AS)")
     ]
     assert [name for name, *_ in hyper_parameters(AblationConfig)] == ["alpha", "keep_ratio"]
     assert hyper_parameters(AblationConfig)[0][3]
