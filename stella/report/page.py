@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stella.data.skipped import spell
+from stella.data.skipped import in_words
 from stella.errors import StellaError
 from stella.evaluate.forgetting import Accuracy, mean_accuracy
 from stella.evaluate.retrieval import KS
@@ -215,7 +215,7 @@ def _skipped(g: Group) -> str:
     )
     more = f'<p class="faint">and {len(records) - LISTED} more in skipped.jsonl</p>' if len(records) > LISTED else ""
     return (
-        f"<details><summary>Skipped clips: {escape(spell(fullest.skipped.counts))}</summary>"
+        f"<details><summary>Skipped clips: {escape(in_words(fullest.skipped.counts))}</summary>"
         f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>{more}</details>'
     )
 

@@ -18,15 +18,16 @@ import torch
 from rich.console import Console
 
 from stella.config import build, differences, lay, merged, read_toml, to_tree
-from stella.data.skipped import Skipped, spell
+from stella.data.config import DataConfig
+from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
-from stella.data.tasks import DataConfig, Tasks, eval_tasks, train_tasks
+from stella.data.tasks import Tasks
 from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.forgetting import summary
 from stella.fast.compile import seconds_spent
-from stella.files import Line, Lines, full_disk_told, read_json, read_lines, write_bytes, write_json
+from stella.files import Line, Lines, explain_full_disk, read_json, read_lines, write_bytes, write_json
 from stella.model import weights
 from stella.runs.build import build_method, check
 from stella.runs.config import FREE, RunConfig, machine, settle
@@ -57,7 +58,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
         check(config, folder.begun)
-    with folder.locked(), full_disk_told(folder.root):
+    with folder.locked(), explain_full_disk(folder.root):
         if folder.begun:
             if not resume:
                 raise StellaError(f"{run} holds a run already; continue it with --resume, or choose another folder")
@@ -85,14 +86,15 @@ def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
     for key in FREE:
         table, name = key.split(".")
-        old[table][name] = new[table][name]
+        if name in old[table] and name in new[table]:
+            old[table][name] = new[table][name]
     if changed := differences(old, new):
         raise StellaError(f"{folder.root} was begun otherwise: {'; '.join(changed)}; set it back or start a new run")
 
 
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
-    """To train on and to evaluate on. Workers render for themselves: a cache in this process is of no use to them."""
-    return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)
+    """The tasks to train on and to evaluate on. A cache in this process is of no use to workers."""
+    return config.train_tasks(device, cache=not workers), config.eval_tasks(device)
 
 
 class Run:
@@ -232,8 +234,7 @@ class Run:
         if due is None:
             return
         began = time.monotonic()
-        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
-        workers = 0 if cached else self.config.stream.workers
+        workers = 0 if self.config.data.cached else self.config.stream.workers
         stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
         model, machine = self.method.eval_model, self.machine
         with self.stop.at_once():
@@ -265,7 +266,7 @@ class Run:
             f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})" if task >= 0 else "before the first task"
         )
         left_out = f", {counters.left_out} steps left out" if counters.left_out else ""
-        skipped = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
+        skipped = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
         self.display.say(
             f"{self.config.method} {after}: step {counters.step}, mean recall {mean_accuracy:.1f}%{left_out}{skipped}"
         )

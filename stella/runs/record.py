@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from stella.config import build
+from stella.data.config import data_config
 from stella.data.skipped import Skipped
+from stella.data.tasks import chance
 from stella.errors import ConfigError
 from stella.evaluate import forgetting
-from stella.evaluate.retrieval import KS
 from stella.files import Line, read_lines
 from stella.methods import METHODS
 from stella.runs.config import FREE
@@ -83,15 +83,7 @@ def read_run(path: Path | str) -> RunRecord:
     config = folder.read_config()
     environment = json.loads(folder.environment.read_text(encoding="utf-8")) if folder.environment.exists() else {}
     metrics, speed = read_lines(folder.metrics), read_lines(folder.speed)
-    return RunRecord(folder.root, config, environment, metrics, speed, _skipped(folder.skipped))
-
-
-def _skipped(path: Path) -> Skipped:
-    """What is listed, without opening the file as its owner does: that would rewrite it under a run."""
-    skipped = Skipped()
-    for line in read_lines(path):
-        skipped.records[line["id"]] = line
-    return skipped
+    return RunRecord(folder.root, config, environment, metrics, speed, Skipped(folder.skipped))
 
 
 @dataclass(frozen=True)
@@ -193,30 +185,11 @@ def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:
-    """The same for one configuration of data, with so many evaluation clips of each task; None where nothing is known.
-
-    The cue audit's of scenes; of others, chance."""
-    if (cues := _audit(json.dumps(data, sort_keys=True))) or not clips:
-        return cues
-    total = sum(clips)
-    return {"chance": 100 * sum(min(k, total) / total for k in KS) / len(KS)}
-
-
-@lru_cache(maxsize=16)
-def _audit(data: str) -> dict[str, float] | None:
-    from stella.data.scenes import Scenes
-    from stella.data.scenes.audit import audit
-    from stella.data.tasks import DataConfig, eval_tasks
-
+    """The same for one configuration of data, with these numbers of evaluation clips by task; None if unknown."""
     try:
-        config = build(DataConfig, json.loads(data), "data.")
-        if config.source != "scenes":
-            return None
-        plain = eval_tasks(replace(config, cache="off"))
-    except ConfigError:  # a run of another version, whose gallery this one cannot draw
-        return None
-    table = audit({name: source for name, source in plain if isinstance(source, Scenes)})
-    return table["mixed"] if "mixed" in table else next(iter(table.values()))
+        return data_config(data).ceilings(clips) or None
+    except ConfigError:  # a run of another version, whose gallery is unknown
+        return chance(clips) or None
 
 
 def _label(run: RunRecord, alike: Sequence[Mapping[str, Any]]) -> str:

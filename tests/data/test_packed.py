@@ -65,7 +65,7 @@ class Videos:
         audio = (torch.rand(2000 + 700 * (index % 4), generator=gen) * 2 - 1).clamp(-1, 1)
         return Clip(f"{self.task}/{index}", video, audio, Labels(f"c{index % 2}", self.task))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"file{index}.mp4"
 
 

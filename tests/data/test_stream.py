@@ -53,7 +53,7 @@ class Clips:
             f"{index}", video, torch.randn(2000 + 100 * (index % 4), generator=gen), Labels(name=f"c{index % 2}")
         )
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"file{index}.mp4"
 
 

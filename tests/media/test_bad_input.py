@@ -256,7 +256,7 @@ def test_a_track_that_ended_hours_ago_is_not_waited_for(tmp_path: Path, monkeypa
     monkeypatch.setattr("stella.media.decode.check_time", lambda *_: read.append(1))
     assert len(decode(path, Plan(0, 10.24, 4, 48)).audio) == 8 * 16000
     assert len(read) < 100  # packets, of 3600
-    assert refused(path, Plan(3000, 10.24, 4, 48)).reason == "no audio in the window"
+    assert refused(path, Plan(3000, 10.24, 4, 48)).reason == "no audio in the clip"
 
 
 def test_a_decode_that_takes_for_ever_meets_the_limit(tmp_path: Path) -> None:
