@@ -51,9 +51,7 @@ def _log_mel(waveforms: Tensor, mels: int) -> Tensor:
     mean = waveforms.unfold(1, LENGTH, SHIFT).mean(-1, keepdim=True)  # [B, time, 1]
     pieces = emphasised.unfold(1, LENGTH, SHIFT) * window  # [B, time, LENGTH]
     pieces.addcmul_(mean, window, value=PREEMPHASIS - 1)
-    parts = torch.view_as_real(torch.fft.rfft(pieces, FFT)[..., :-1]).flatten(
-        -2
-    )  # [B, time, FFT], re and im interleaved
+    parts = torch.view_as_real(torch.fft.rfft(pieces, FFT)[..., :-1]).flatten(-2)  # [B, time, FFT]: re, im, re, …
     return (parts.square_() @ bank).clamp_(min=FLOOR).log_()  # [B, time, mels]
 
 

@@ -47,9 +47,7 @@ def _check_file(path: Path) -> None:
         path.open("rb").close()
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise ClipError(
-                path, "broken link", f"its target {path.readlink()} is missing: correct the link"
-            ) from error
+            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from error
         raise ClipError(path, "missing file", "check the path") from error
     except PermissionError as error:
         raise ClipError(path, "no permission", "make it readable (chmod +r)") from error

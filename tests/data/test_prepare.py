@@ -18,6 +18,7 @@ from stella.data import workers as pool
 from stella.data.folder import Folder
 from stella.data.shards import Shards, scan
 from stella.errors import StellaError
+from stella.files import lock
 from stella.media.decode import Plan
 
 SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False}
@@ -129,7 +130,7 @@ def test_it_finishes_and_says_so_when_nothing_can_be_used(tmp_path: Path) -> Non
         (tmp_path / "src" / f"{number}.mp4").write_text("hello")
     summary = run(tmp_path / "src", tmp_path / "dst")
     assert (summary.clips, summary.skipped) == (0, {"not a media file": 30})
-    assert str(summary).startswith("not one clip could be used; skipped: 30 not a media file")
+    assert str(summary).startswith("no clip could be used; skipped: 30 not a media file")
     with pytest.raises(StellaError, match="no finished shards"):
         Shards(tmp_path / "dst")
 
@@ -252,15 +253,15 @@ def alive(pid: int) -> bool:
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
     dst = tmp_path / "dst"
     run(videos / "a", dst)
-    with pytest.raises(StellaError, match=r"was filled otherwise: seconds was 1\.0 and is now 2\.0"):
+    with pytest.raises(StellaError, match=r"was filled with other settings: seconds was 1\.0 and is now 2\.0"):
         run(videos / "a", dst, seconds=2.0)
     with pytest.raises(StellaError, match="above 0"):
         run(videos / "a", dst, seconds=0.0)
     with pytest.raises(StellaError, match="is not a folder"):
         run(tmp_path / "none", dst)
-    with prepare.alone(dst):
+    with lock(dst / ".lock"):
         _, status = os.waitpid(forked_run(videos / "a", dst), 0)
-    assert status != 0 and "is being filled by another process" in capfd.readouterr().err
+    assert status != 0 and "is in use by process" in capfd.readouterr().err
 
 
 def test_labels_come_from_a_csv(videos: Path, tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 SLOTS = 4  # a clip has four time slots, one for each sampled frame
-PATTERNS = np.array(
-    [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
-)  # two slots sound: timing alone narrows the choice but never decides
+# Two slots sound. Timing alone narrows the choice of a partner but never decides it.
+PATTERNS = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
 LONGEST = 0.75 / SLOTS  # length of the longest burst, in clip lengths
 LINK_NOISE = 0.02  # deviation of the audible quantity from its visible cause (both in 0..1)
 
