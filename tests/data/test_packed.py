@@ -1,5 +1,3 @@
-"""Sources stand at module level: worker processes import them from here."""
-
 import io
 import json
 import multiprocessing
@@ -7,8 +5,7 @@ import os
 import pickle
 import shutil
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.videos import Batched, Long, Short, Videos
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -29,7 +27,7 @@ from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig, evaluation_batches
 from stella.data.tasks import Sizes
 from stella.data.views import join, part
-from stella.errors import ClipError, StellaError
+from stella.errors import StellaError
 from stella.files import lock
 from stella.media.fbank import MEAN, STD
 from stella.methods.finetune import Finetune
@@ -38,34 +36,6 @@ from stella.runs.loop import pretrain, resume
 from stella.train.trainer import Trainer
 
 CONFIG = StreamConfig(batch_size=4, epochs=2, size=16, spec_frames=24, mels=8, seed=3)
-
-
-@dataclass(frozen=True)
-class Videos:
-    """Square or wide clips of different lengths, with sound between the steps of sixteen bits; some are bad."""
-
-    length: int
-    task: str | None = None
-    width: int = 18
-    bad: frozenset[int] = frozenset()
-    hang: frozenset[int] = frozenset()
-    frames: int = 2
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Clip:
-        if index in self.bad:
-            raise ClipError(f"file{index}.mp4", "no audio track", "leave it out")
-        if index in self.hang:
-            time.sleep(1000)
-        gen = torch.Generator().manual_seed(1000 * len(self.task or "") + index)
-        video = torch.randint(0, 256, (self.frames, 3, 18, self.width), generator=gen, dtype=torch.uint8)
-        audio = (torch.rand(2000 + 700 * (index % 4), generator=gen) * 2 - 1).clamp(-1, 1)
-        return Clip(f"{self.task}/{index}", video, audio, Labels(f"c{index % 2}", self.task))
-
-    def location(self, index: int) -> str:
-        return f"file{index}.mp4"
 
 
 def packed(root: Path, clips: Any, **more: Any) -> Packed:
@@ -187,15 +157,6 @@ def test_a_stream_gives_the_same_batches_as_from_the_source_itself(tmp_path: Pat
     assert (ours[0].audio[0, -1] == -MEAN / STD).all() and (ours[0].audio[3, -2] != -MEAN / STD).all()
 
 
-class Batched(Videos):
-    """The same clips, made many at once: augmented as scenes are."""
-
-    def tensors(self, indices: Sequence[int], device: Any = "cpu") -> Any:
-        clips = [self[index] for index in indices]
-        sound = torch.stack([torch.nn.functional.pad(clip.audio, (0, 4080 - len(clip.audio))) for clip in clips])
-        return torch.stack([clip.video for clip in clips]).to(device), sound.to(device)
-
-
 def test_augmentation_is_that_of_every_source(tmp_path: Path) -> None:
     """Crop for crop that of a batch source; and crops and shifts reach as far as a plain source's do."""
     source = packed(tmp_path / "p", Videos(10))
@@ -249,12 +210,6 @@ def test_bad_clips_are_skipped_counted_and_listed(tmp_path: Path) -> None:
     with pytest.raises(StellaError, match=r"no clip could be used .*2 no audio track"):
         packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.tmp").exists()
-
-
-class Short(Videos):
-    def __getitem__(self, index: int) -> Clip:
-        clip = super().__getitem__(index)
-        return replace(clip, audio=clip.audio[:100]) if index == 1 else clip
 
 
 def test_workers_write_the_same_and_survive_a_clip_that_hangs(tmp_path: Path) -> None:
@@ -337,18 +292,6 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert len(packed(tmp_path / "p", Videos(3))) == 3 and not (tmp_path / "p" / "skipped.jsonl").exists()
     with pytest.raises(StellaError, match=r"p exists already; delete it"):
         packed(tmp_path / "p", Videos(3))
-
-
-@dataclass(frozen=True)
-class Long(Videos):
-    """All frames tell the window that was asked for, and the clip."""
-
-    def __getitem__(self, index: int) -> Clip:
-        return self.clip(index, 0.5)
-
-    def clip(self, index: int, window: float) -> Clip:
-        level = round(80 * window) + 100 * (index % 2)
-        return replace(super().__getitem__(index), video=torch.full((2, 3, 18, 18), level, dtype=torch.uint8))
 
 
 def levels(video: torch.Tensor) -> list[int]:

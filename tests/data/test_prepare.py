@@ -188,7 +188,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
     monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0.05))
     chance = random.Random(0)
     kills = 0
-    while kills < 60:
+    while kills < 20:
         on_disk = stored(dst)
         log.write_text("")
         child = forked_run(videos, dst, shard_bytes=200_000)
