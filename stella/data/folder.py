@@ -36,10 +36,8 @@ class Folder:
     `file,label[,task]`, file paths below `root`, an optional header) unlisted videos have no label.
     """
 
-    def __init__(
-        self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None, time_limit: float = 30.0
-    ) -> None:
-        self.root, self.plan, self.time_limit = Path(root), plan or Plan(), time_limit
+    def __init__(self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None) -> None:
+        self.root, self.plan = Path(root), plan or Plan()
         self.files = find_videos(self.root)
         self._labels = read_labels(Path(labels_csv), self.root, self.files) if labels_csv else folder_labels(self.files)
 
@@ -50,7 +48,7 @@ class Folder:
         return self.clip(index)
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
-        clip = decode(self.root / self.files[index], self.plan, window=window, time_limit=self.time_limit)
+        clip = decode(self.root / self.files[index], self.plan, window=window)
         return replace(clip, id=self.files[index], labels=self.labels(index))
 
     def location(self, index: int) -> str:

@@ -22,7 +22,7 @@ from stella.data.skipped import Skipped, in_words
 from stella.data.workers import Done, Lost, Pool, Tick
 from stella.errors import ClipError, StellaError
 from stella.files import lock, read_json, sweep, write_json
-from stella.media.decode import probe, read_cut
+from stella.media.decode import read_cut, read_duration
 
 SHORTEST_TAIL = 1.0  # seconds: a shorter rest of a split video is dropped
 
@@ -178,7 +178,7 @@ class _Cutter:
         path, s = self.src / job.file, self.settings
         try:
             if job.start is None:
-                duration = probe(path, time_limit=self.time_limit).duration
+                duration = read_duration(path, time_limit=self.time_limit)
                 return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
             frames, waveform = read_cut(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
         except ClipError as error:

@@ -61,7 +61,7 @@ class BatchView(View):
         return _joined([self._batches[n].tensors(inside, device) for n, _, inside in parts], order)
 
 
-class ArrayView(BatchView):
+class ArrayView(View):
     """A view of array sources."""
 
     def __init__(self, sources: Sequence[ArraySource], clips: Sequence[tuple[int, int]]) -> None:
@@ -72,9 +72,8 @@ class ArrayView(BatchView):
         self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
     ) -> tuple[Tensor, Tensor]:
         parts, order = self._by_source(indices)
-        return _joined(
-            [self._arrays[n].tensors(inside, device, _of(windows, rows)) for n, rows, inside in parts], order
-        )
+        made = [self._arrays[n].tensors(inside, device, _of(windows, rows)) for n, rows, inside in parts]
+        return _joined(made, order)
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
         parts, order = self._by_source(indices)
@@ -93,8 +92,7 @@ def _joined(parts: list[tuple[Tensor, Tensor]], order: Tensor) -> tuple[Tensor, 
     if len(parts) == 1:
         return parts[0]
     video, audio = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    order = send(order, video.device)
-    return video[order], audio[order]
+    return video[send(order, video.device)], audio[send(order, audio.device)]
 
 
 def view(sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> View:
@@ -115,18 +113,14 @@ def part(source: Source, indices: Sequence[int]) -> View:
 
 def join(sources: Sequence[Source]) -> View:
     """All clips of several sources, one source after the other."""
-    found: list[Source] = []
+    found: dict[int, Source] = {}  # by identity: parts of one source remain one source
     clips: list[tuple[int, int]] = []
     for source in sources:
         each = source if isinstance(source, View) else part(source, range(len(source)))
-        number = {}
-        for which, inner in enumerate(each.sources):
-            known = next((n for n, other in enumerate(found) if other is inner), None)
-            number[which] = len(found) if known is None else known
-            if known is None:
-                found.append(inner)
+        found |= {id(inner): inner for inner in each.sources}
+        number = [list(found).index(id(inner)) for inner in each.sources]
         clips += [(number[which], inside) for which, inside in each.clips]
-    return view(found, clips)
+    return view(list(found.values()), clips)
 
 
 class Cached:

@@ -55,20 +55,6 @@ class Plan:
         return [first + (i + 0.5) * span / self.frames for i in range(self.frames)]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a file says about itself, without decoding it."""
-
-    duration: float | None  # seconds
-    video: str | None  # codec, or none if there is no such track
-    audio: str | None
-    width: int = 0
-    height: int = 0
-    fps: float | None = None
-    sample_rate: int = 0
-    channels: int = 0
-
-
 def decode(path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: float = 30.0) -> Clip:
     """One clip of a file, or `ClipError`. `window` places the frames within the clip, as in `Plan.times`.
 
@@ -97,22 +83,10 @@ def read_cut(
     return _read(Path(path), start, duration, size, times, time_limit)
 
 
-def probe(path: Path | str, *, time_limit: float = 30.0) -> Probe:
-    """Duration and tracks of a file. A missing track is None; a file without media raises `ClipError`."""
+def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
+    """The length of a file in seconds as its header states it, None if it does not."""
     with open_media(Path(path), time.monotonic() + time_limit) as container:
-        video, audio = video_of(container), next(iter(container.streams.audio), None)
-        found: dict[str, Any] = {}
-        if video is not None and video.codec_context:
-            rate = video.average_rate
-            found |= {"width": video.width, "height": video.height, "fps": float(rate) if rate else None}
-        if audio is not None and audio.codec_context:
-            found |= {"sample_rate": audio.sample_rate, "channels": audio.channels}
-        return Probe(
-            container.duration / 1e6 if container.duration else None,
-            _codec(video),
-            _codec(audio),
-            **found,
-        )
+        return container.duration / 1e6 if container.duration else None
 
 
 def _read(
@@ -312,10 +286,6 @@ class _Cut:
 def _check_cut(start: float, duration: float) -> None:
     if not (0 <= start < math.inf and 0 < duration < math.inf):
         raise ConfigError(f"a clip starts at 0 s or later and has a length, not start={start} duration={duration}")
-
-
-def _codec(stream: Any) -> str | None:
-    return None if stream is None else stream.codec_context.name if stream.codec_context else "unknown"
 
 
 def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -12,19 +12,11 @@ from stella.clip import SAMPLE_RATE
 from stella.errors import StellaError, require
 from stella.files import whole
 
+CRF = "18"  # quality of H.264: 0 (lossless) to 51
 BT601 = 6  # FFmpeg's number for the colour space that its scaler assumes for untagged video
 
 
-def encode(
-    path: Path | str,
-    frames: Tensor,
-    waveform: Tensor,
-    fps: float,
-    *,
-    crf: int = 18,
-    preset: str = "veryfast",
-    audio_bit_rate: int = 96_000,
-) -> None:
+def encode(path: Path | str, frames: Tensor, waveform: Tensor, fps: float) -> None:
     """Write frames uint8 [N, 3, H, W] and a waveform float32 [S] at 16 kHz; frame i is shown from i / fps on.
 
     The file appears under its name only when it is whole. AAC's priming samples go into the mp4's edit list, so that
@@ -34,7 +26,7 @@ def encode(
     _check(path, frames, waveform, fps)
     av = require("av")
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # for wheels without x264; files are larger
-    quality = {"crf": str(crf), "preset": preset} if codec == "libx264" else {"qscale": "3"}
+    quality = {"crf": CRF, "preset": "veryfast"} if codec == "libx264" else {"qscale": "3"}
     try:
         with (
             whole(path) as fresh,
@@ -50,7 +42,7 @@ def encode(
             context.colorspace = context.color_primaries = context.color_trc = BT601
             context.color_range = 1
             audio = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-            audio.bit_rate = audio_bit_rate
+            audio.bit_rate = 96_000
             _write(container, video, audio, frames, waveform)
     except OSError as error:
         raise StellaError(f"{path} cannot be written ({error.strerror}); check the folder and its space") from error

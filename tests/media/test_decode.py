@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Plan, decode, probe, read_cut
+from stella.media.decode import Plan, decode, read_cut, read_duration
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
@@ -166,12 +166,17 @@ def test_read_cut_gives_a_fixed_rate(tmp_path: Path) -> None:
     assert len(read_cut(path, 0.0, 1.0, 8, 48)[0]) == 8
 
 
-def test_probe(tmp_path: Path) -> None:
-    found = probe(write(tmp_path / "a.mp4", counting(50), tone(2, 44100, 2), rate=44100, layout="stereo"))
-    assert (found.video, found.audio, found.width, found.height) == ("h264", "aac", 64, 48)
-    assert (found.fps, found.sample_rate, found.channels) == (25.0, 44100, 2)
-    assert found.duration == pytest.approx(2, abs=0.1)
-    assert probe(write(tmp_path / "b.mp4", counting(5), None)).audio is None
+def test_the_duration_is_read_without_decoding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp4", counting(50), tone(2, 44100, 2), rate=44100, layout="stereo")
+    assert read_duration(path) == pytest.approx(2, abs=0.1)
+    assert read_duration(write(tmp_path / "b.mp4", counting(50), None)) == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize(("window", "first"), [(0.0, 1.0), (0.25, 2.5), (0.5, 4.0), (1.0, 7.0)])
+def test_a_window_lies_between_the_ends_of_the_clip(window: float, first: float) -> None:
+    plan = Plan(1.0, 10.0, 4, 48, span=4.0)
+    assert plan.times(1.0, 11.0, window) == pytest.approx([first + offset for offset in (0.5, 1.5, 2.5, 3.5)])
+    assert plan.times(1.0, 3.0, window) == pytest.approx([1.25, 1.75, 2.25, 2.75])  # a clip shorter than the window
 
 
 def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> None:
