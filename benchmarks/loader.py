@@ -1,16 +1,16 @@
-"""How fast clips come from files: a bare PyAV loop, our decode, the stream; and whether memory stays flat.
+"""Clips per second from files: a bare PyAV loop, our decode, the stream; and whether memory stays constant.
 
-    python benchmarks/loader.py                  all of it, some four minutes on two free cores
-    python benchmarks/loader.py --clips 0        speed alone
-    python benchmarks/loader.py --rounds 0       memory alone
+    python benchmarks/loader.py                  everything, about four minutes on two free cores
+    python benchmarks/loader.py --clips 0        speed only
+    python benchmarks/loader.py --rounds 0       memory only
 
-It writes 10 s H.264 videos (320×240, 25 fps, one keyframe in 250 frames, AAC) into a temporary folder and reads those
-in all rows, in interleaved rounds of which the best counts. The bare loop reads everything: every frame as RGB, all
-audio. All processes use one thread. On a busy machine look at the CPU time for a clip, parent and workers together:
-unlike clips/s it does not depend on who else is at work.
+It writes 10 s H.264 videos (320×240, 25 fps, one keyframe in 250 frames, AAC) into a temporary folder and reads them in
+interleaved rounds, of which the best counts. The bare loop decodes everything: every frame as RGB, all audio. All
+processes use one thread. On a busy machine compare CPU time per clip (parent and workers), not clips/s.
 """
 
 import argparse
+import multiprocessing
 import os
 import re
 import tempfile
@@ -41,7 +41,7 @@ console = Console()
 
 
 def write_video(path: Path, seed: int) -> None:
-    """A textured picture that moves under noise: neither free to code nor all noise."""
+    """A moving texture with some noise, so that the file is neither trivial nor incompressible."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (2 * HEIGHT // 8, 2 * WIDTH // 8, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
     texture = (coarse * 0.8 + rng.integers(0, 16, coarse.shape)).astype(np.uint8)
@@ -73,7 +73,7 @@ def read_everything(path: Path) -> None:
 @dataclass(frozen=True)
 class Speed:
     rate: float  # clips a second
-    cpu: float  # milliseconds of all processes for a clip
+    cpu: float  # milliseconds per clip, all processes
 
 
 def loop(read: Callable[[Path], object], files: list[Path]) -> Speed:
@@ -84,32 +84,32 @@ def loop(read: Callable[[Path], object], files: list[Path]) -> Speed:
 
 
 def flow(source: Source, workers: int, clips: int) -> Speed:
-    """Of the stream once all its workers are under way: their start is not counted."""
+    """The stream's speed without the start of its workers."""
     stream = Stream({"files": source}, StreamConfig(batch_size=8, epochs=-(-clips // len(source)), workers=workers))
     for _ in range(workers):
         next(stream)
-    wall, cpu, counted, spent = time.perf_counter(), cpu_of(stream), 0, 0.0
+    wall, before, counted, spent = time.perf_counter(), cpu(), 0, 0.0
     for batch in stream:
         counted += len(batch)
-        if stream.finished_task is None:  # after the last batch but one: at the end the workers are gone
-            spent = (cpu_of(stream) - cpu) / counted
+        if stream.finished_task is None:  # at the end the workers are gone
+            spent = (cpu() - before) / counted
     return Speed(counted / (time.perf_counter() - wall), 1000 * spent)
 
 
-def processes(stream: Stream) -> list[Path]:
-    assert stream._pool
-    return [Path(f"/proc/{pid}") for pid in (os.getpid(), *(worker.process.pid for worker in stream._pool._workers))]
+def processes() -> list[Path]:
+    pids = [os.getpid(), *(worker.pid for worker in multiprocessing.active_children())]
+    return [Path(f"/proc/{pid}") for pid in pids]
 
 
-def cpu_of(stream: Stream) -> float:
-    """Seconds of CPU spent by this process and its workers so far."""
-    fields = [(process / "stat").read_text().rpartition(")")[2].split() for process in processes(stream)]
+def cpu() -> float:
+    """CPU seconds of this process and its workers so far."""
+    fields = [(process / "stat").read_text().rpartition(")")[2].split() for process in processes()]
     return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(stream: Stream) -> float:
-    """MiB of this process and its workers; the batches in shared memory count once, where they are used."""
-    parent, *workers = [dict(LINE.findall((process / "status").read_text())) for process in processes(stream)]
+def memory() -> float:
+    """MiB of this process and its workers; batches in shared memory count once."""
+    parent, *workers = [dict(LINE.findall((process / "status").read_text())) for process in processes()]
     return (sum(int(p["RssAnon"]) for p in (parent, *workers)) + int(parent["RssShmem"])) / 1024
 
 
@@ -119,8 +119,8 @@ def memory_over(source: Source, clips: int) -> list[tuple[int, float]]:
     seen = 0
     for batch in track(stream, "memory", total=len(stream), console=console, transient=True):
         before, seen = seen, seen + len(batch)
-        if seen // 100 > before // 100 and stream.finished_task is None:  # at the very end the workers are gone
-            points.append((seen, memory(stream)))
+        if seen // 100 > before // 100 and stream.finished_task is None:  # at the end the workers are gone
+            points.append((seen, memory()))
     return points
 
 
@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clips", type=int, default=2000, help="read for the memory curve, at least 800 or 0")
+    parser.add_argument("--clips", type=int, default=2000, help="clips for the memory curve: at least 800, or 0")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
@@ -175,7 +175,7 @@ def main() -> None:
         growth = mean(sizes[-quarter:]) / mean(sizes[quarter : 2 * quarter]) - 1
         curve = ", ".join(f"{clips}: {size:.0f}" for clips, size in points[:: max(1, len(points) // 10)])
         console.print(f"memory with 2 workers, MiB by clips: {curve}")
-        console.print(f"from the second to the last quarter {growth:+.1%} (goal: flat)")
+        console.print(f"from the second to the last quarter {growth:+.1%} (goal: constant)")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""How fast packed clips are read, at the paper's size (4 frames of 256 px, 10.24 s of sound), beside bare copies.
+"""Clips per second from packed arrays, at the paper's size (4 frames of 256 px, 10.24 s of sound), and bare copies.
 
     python benchmarks/packed.py                  reading on this machine, one minute
-    python benchmarks/packed.py --gpu            to a GPU too, and as food for steps that keep it busy for 80 ms
+    python benchmarks/packed.py --gpu            also to a GPU, and feeding steps that keep it busy for 80 ms
 
 All rows read the same folder in the same order, in interleaved rounds of which the best counts. Bare copies are rows of
-a numpy memmap copied one by one into one buffer. The first round brings the files into the page cache, so this is what
-memory gives, not the disk. Steps are matrix products; fed with one batch that lies on the GPU they show what the GPU
-can do, fed by the augmenting stream what is left of it (goal 0.95). PyTorch would raise an error if the host waited for
-the GPU anywhere in the stream.
+a numpy memmap copied one by one into one buffer. The first round fills the page cache, so this measures memory, not the
+disk. Steps are matrix products: fed with one batch on the GPU they show its full rate, fed by the augmenting stream the
+share of it that remains (goal 0.95). PyTorch raises an error if the stream synchronises the host anywhere.
 """
 
 import argparse
@@ -37,7 +36,7 @@ def write(root: Path, clips: int) -> None:
     """Noise, as `stella pack` would store it."""
     rng = np.random.default_rng(0)
     names = [str(index) for index in range(clips)]
-    header = Header(VERSION, 224, 1024, [4, 3, 256, 256], SAMPLES, names, [None] * clips, [None] * clips)
+    header = Header(VERSION, 224, 1024, [4, 3, 256, 256], SAMPLES, 1, names, [None] * clips, [None] * clips)
     (root / "clips.json").write_text(json.dumps(asdict(header)))
     with (root / FRAMES).open("wb") as frames, (root / WAVEFORMS).open("wb") as sound:
         for _ in range(clips):
@@ -71,7 +70,7 @@ def drain(stream: Stream, batches: int) -> None:
 
 
 class Steps:
-    """As long as the GPU would be busy with a batch at 400 clips/s."""
+    """Matrix products that take as long as a batch at 400 clips/s."""
 
     def __init__(self) -> None:
         self.weights = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -92,7 +91,7 @@ class Steps:
 
     def fed(self, batches: Iterator[Batch], count: int) -> None:
         for number in range(count):
-            if number == 2:  # constants and pinned memory are there
+            if number == 2:  # constants and pinned memory are allocated
                 torch.cuda.set_sync_debug_mode("error")
             (next(batches).video[..., 0] + 1).sum()
             self.step()
@@ -105,7 +104,7 @@ def augmented(source: Packed, device: str) -> Stream:
 
 
 def same_everywhere(source: Packed) -> None:
-    """A batch on the GPU is that of the CPU, but for the rounding of crops and filterbanks."""
+    """Assert that batches on GPU and CPU agree up to the rounding of crops and filterbanks."""
     ours, theirs = next(augmented(source, "cuda")).to("cpu"), next(augmented(source, "cpu"))
     torch.cuda.synchronize()
     assert (ours.video.int() - theirs.video.int()).abs().max() <= 1
@@ -133,7 +132,7 @@ def main() -> None:
         source = Packed(root)
         mixed = np.random.default_rng(1).permutation(arguments.clips)
         once = [rows.tolist() for rows in np.split(mixed, range(BATCH, len(mixed), BATCH)) if len(rows) == BATCH]
-        order = 5 * once  # long enough for the beginning not to count
+        order = 5 * once  # long enough for the start not to matter
         rows: dict[str, Callable[[], None]] = {
             "bare memmap copies": lambda: bare(source, order),
             "packed, to the CPU": lambda: read(source, order, "cpu"),

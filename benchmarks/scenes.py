@@ -1,9 +1,9 @@
-"""How fast scenes are rendered as tensors, on one core and on a GPU if there is one.
+"""Clips per second of rendered scenes, on one core and on a GPU if there is one.
 
     python benchmarks/scenes.py
 
-The goal is 60 clips/s on one core at 96 px. Seconds are of the process's own CPU time, so that a busy machine does not
-count; the GPU row is wall-clock time.
+The goal is 60 clips/s on one core at 96 px. The CPU row measures CPU time, so that other processes do not matter; the
+GPU row measures wall-clock time.
 """
 
 import time

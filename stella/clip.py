@@ -1,4 +1,4 @@
-"""The two things that flow: a `Clip` out of a source, a `Batch` into a method."""
+"""What flows through the library: a `Clip` comes out of a source, a `Batch` goes into a method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 SAMPLE_RATE = 16_000
+MIDDLE = 0.5  # where a clip's frames come from unless a window is drawn: 0 is its beginning, 1 its end
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on that device, without the host waiting for what the device still has to do."""
+    """The tensor on that device, without host synchronisation."""
     if torch.device(device).type == "cuda" and not tensor.is_cuda:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -19,7 +20,7 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known about a clip. Evaluation reads it; training never does."""
+    """What is known about a clip. Only evaluation reads labels."""
 
     name: str | None = None  # class
     task: str | None = None
@@ -37,7 +38,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Batch:
-    """What training sees. It carries no task and no label, so task-free is true by construction."""
+    """What a method sees. It carries no task and no label, so every method is task-free."""
 
     video: Tensor  # uint8 [B, T, 3, H, W], cropped; normalised on the device
     audio: Tensor  # float [B, time, mel], normalised log-mel filterbanks
@@ -53,7 +54,7 @@ class Batch:
         return Batch(*(t.to(device, non_blocking=True) for t in (self.video, self.audio, self.ids)))
 
     def pin_memory(self) -> "Batch":
-        return Batch(self.video.pin_memory(), self.audio.pin_memory(), self.ids.pin_memory())
+        return Batch(*(t.pin_memory() for t in (self.video, self.audio, self.ids)))
 
     @staticmethod
     def cat(batches: Sequence["Batch"]) -> "Batch":
@@ -66,7 +67,7 @@ class Batch:
 
 @runtime_checkable
 class Source(Protocol):
-    """Clips by position. `source[i]` is always the same clip, or raises `ClipError`."""
+    """Clips by position. `source[i]` always returns the same clip, or raises `ClipError`."""
 
     def __len__(self) -> int: ...
 
@@ -74,8 +75,17 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class Windowed(Source, Protocol):
+    """A source whose clips are longer than the window their frames come from. `source[i]` takes the middle one."""
+
+    def clip(self, index: int, window: float) -> Clip:
+        """The clip with the frames of one window: 0 is the first, 1 the last."""
+        ...
+
+
+@runtime_checkable
 class BatchSource(Source, Protocol):
-    """A source that makes many clips at once faster than one by one, on any device."""
+    """A source that makes many clips at once, faster than one by one, on any device. It skips no clip."""
 
     def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Frames uint8 [B, T, 3, H, W] and waveforms float32 [B, S] of these clips."""
@@ -84,13 +94,22 @@ class BatchSource(Source, Protocol):
 
 @runtime_checkable
 class ArraySource(BatchSource, Protocol):
-    """A batch source that only copies what lies ready: it runs in the stream's own process whatever `workers` says."""
+    """A batch source that only copies stored tensors, so worker processes would not make it faster."""
+
+    def tensors(
+        self,
+        indices: Sequence[int],
+        device: torch.device | str = "cpu",
+        windows: Sequence[float] | None = None,  # as in `Windowed.clip`, one for each clip; None: the middle
+    ) -> tuple[Tensor, Tensor]: ...
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
-        """How many samples of each clip's waveform count, int64 [B]; the others are padding."""
+        """The number of samples of each clip's waveform, int64 [B]; the rest of its row is padding."""
         ...
 
-    def expect(self, indices: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def expect(
+        self, indices: Sequence[int], device: torch.device | str = "cpu", windows: Sequence[float] | None = None
+    ) -> None:
         """Begin to read what `tensors` will be asked for next."""
         ...
 
@@ -104,16 +123,20 @@ class Labelled(Protocol):
 
 @runtime_checkable
 class Located(Protocol):
-    """A source that can say where a clip lies."""
+    """A source that knows where each clip is stored."""
 
-    def place(self, index: int) -> str: ...
+    def location(self, index: int) -> str: ...
+
+
+def clip_of(source: Source, index: int, window: float = MIDDLE) -> Clip:
+    return source.clip(index, window) if isinstance(source, Windowed) else source[index]
 
 
 def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
-    """The labels of these clips, for evaluation: for the batches of `evaluation_batches`, those of `batch.ids`."""
+    """The labels of these clips: for a batch of `evaluation_batches`, those of `batch.ids`."""
     which = [int(index) for index in indices]
     return [source.labels(i) if isinstance(source, Labelled) else source[i].labels for i in which]
 
 
-def place_of(source: Source, index: int) -> str:
-    return source.place(index) if isinstance(source, Located) else f"clip {index}"
+def location_of(source: Source, index: int) -> str:
+    return source.location(index) if isinstance(source, Located) else f"clip {index}"

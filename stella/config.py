@@ -1,7 +1,10 @@
-"""Configuration: frozen dataclasses beside their owner, TOML files in `recipes/`, `key.sub=value` on the command line.
+"""Configuration: frozen dataclasses beside their owner, TOML files, `key.sub=value` on the command line.
 
-`resolve(Config, "recipes/scenes.toml", ["train.lr=1e-4"])` reads the file, lays the overrides over it and builds the
-dataclass. An unknown key fails with the nearest name, a wrong type with the key's path.
+`resolve(Config, "scenes.toml", ["train.lr=1e-4"])` reads the file, applies the overrides and builds the dataclass. An
+unknown key fails with the nearest name, a wrong type with the key's path.
+
+A union of dataclasses is a choice: their first field, which all share, is a tag, and its value in the table picks one
+of them. `data.source=folder` builds the dataclass whose `source` is "folder"; without a tag the first is built.
 """
 
 import dataclasses
@@ -37,18 +40,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
     """A dataclass from a tree of plain values, checked key by key."""
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    hints, names = typing.get_type_hints(cls), _names(cls)
     for key in tree:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-            hint = f"did you mean {path}{near[0]}?" if near else "there are no keys here"
-            raise ConfigError(f"unknown key {path}{key}: {hint} (known: {', '.join(names)})")
-    values = {key: _convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
+            raise ConfigError(f"unknown key {path}{key}: {_nearest(key, names, path)} (known: {', '.join(names)})")
+    values = {key: convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"{path.rstrip('.') or cls.__name__} is incomplete: {error}") from error
+
+
+def _names(cls: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls) if f.init]
+
+
+def _nearest(name: str, names: Sequence[str], path: str = "") -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return f"did you mean {path}{near[0]}?" if near else "there are no keys here"
 
 
 def to_tree(config: Any) -> Any:
@@ -61,7 +70,7 @@ def to_tree(config: Any) -> Any:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """The keys in which two trees differ, each with both values: what a changed configuration says on resume."""
+    """A phrase for each key in which two trees differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(old) + [k for k in new if k not in old]
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)]
@@ -69,13 +78,14 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def merged(tree: Any, over: Any) -> Any:
-    """A tree with another laid over it, key by key."""
+    """A tree updated by another, key by key."""
     if isinstance(tree, dict) and isinstance(over, dict):
         return tree | {key: merged(tree.get(key), value) for key, value in over.items()}
     return over
 
 
 def lay(tree: dict[str, Any], override: str) -> None:
+    """Set `key.sub=value` in a tree."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override {override!r} is not of the form key.sub=value")
@@ -88,14 +98,15 @@ def lay(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse(text: str) -> Any:
-    """A value as TOML writes it; anything else is a string, so quotes may be left out."""
+    """A TOML value; anything that is none is a string, so quotes may be left out."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
 
 
-def _convert(value: Any, hint: Any, path: str) -> Any:
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """A plain value as the type hint `hint` wants it."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, args, path)
@@ -107,11 +118,11 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(kinds) != len(value):
             raise ConfigError(f"{path} must have {len(kinds)} entries, not {len(value)}")
-        return tuple(_convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
+        return tuple(convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
     if dataclasses.is_dataclass(hint):
         if isinstance(value, Mapping):
             return build(typing.cast("type[Any]", hint), value, f"{path}.")
-        raise ConfigError(f"{path} must be a table, not {value!r}; set its keys as {path}.key=value")
+        raise ConfigError(_not_a_table(value, path))
     if hint is dict or origin is dict:
         if isinstance(value, Mapping):
             return dict(value)
@@ -121,24 +132,54 @@ def _convert(value: Any, hint: Any, path: str) -> Any:
         return Path(value)
     elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    raise ConfigError(f"{path} must be {_spell(hint)}, not {value!r}")
+    raise ConfigError(f"{path} must be {_describe(hint)}, not {value!r}")
 
 
 def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
     if types.NoneType in args and value in (None, "none"):  # TOML has no null
         return None
     kinds = [a for a in args if a is not types.NoneType]
+    if len(kinds) > 1 and all(map(dataclasses.is_dataclass, kinds)):
+        return _convert_choice(value, kinds, path)
     failures: list[ConfigError] = []
     for kind in kinds:
         try:
-            return _convert(value, kind, path)
+            return convert(value, kind, path)
         except ConfigError as error:
             failures.append(error)
     if len(failures) == 1:
         raise failures[0]
-    raise ConfigError(f"{path} must be {' or '.join(_spell(k) for k in kinds)}, not {value!r}")
+    raise ConfigError(f"{path} must be {' or '.join(_describe(k) for k in kinds)}, not {value!r}")
 
 
-def _spell(hint: Any) -> str:
+def _convert_choice(tree: Any, kinds: Sequence[Any], path: str) -> Any:
+    """The dataclass whose tag the tree names, built from the tree."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(_not_a_table(tree, path))
+    tag = dataclasses.fields(kinds[0])[0].name
+    by_tag = {dataclasses.fields(kind)[0].default: kind for kind in kinds}
+    chosen = tree.get(tag, next(iter(by_tag)))
+    if chosen not in list(by_tag):
+        nearest = _nearest(str(chosen), [str(name) for name in by_tag])
+        raise ConfigError(f"unknown {path}.{tag}={chosen!r}: {nearest} (known: {', '.join(map(str, by_tag))})")
+    names = _names(by_tag[chosen])
+    for key in tree:
+        if key in names:
+            continue
+        if owners := [str(name) for name, kind in by_tag.items() if key in _names(kind)]:
+            raise ConfigError(
+                f"{path}.{key} is not a key of {path}.{tag}={chosen}; leave it out, "
+                f"or set {path}.{tag} to {' or '.join(owners)}"
+            )
+        nearest = _nearest(key, names, f"{path}.")
+        raise ConfigError(f"unknown key {path}.{key}: {nearest} (known for {tag}={chosen}: {', '.join(names)})")
+    return build(by_tag[chosen], tree, f"{path}.")
+
+
+def _not_a_table(value: Any, path: str) -> str:
+    return f"{path} must be a table, not {value!r}; set its keys as {path}.key=value"
+
+
+def _describe(hint: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
     return names.get(hint) or f"a {typing.get_origin(hint) or getattr(hint, '__name__', hint)}"

@@ -1,20 +1,87 @@
-"""Files for everybody: whole-file writes, JSON, JSON lines and locks that survive a kill or a full disk."""
+"""Files that survive a kill or a full disk: whole-file writes, JSON, JSON lines, locks.
+
+A file is written under a temporary name in its own folder, forced to the disk, then renamed. Readers therefore see the
+old file or the new one, never a part of either.
+"""
 
 import errno
+import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stella.errors import StellaError
 
 Line = dict[str, Any]
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    with whole(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, tree: Any) -> None:
+    write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, remedy: str = "check the path") -> dict[str, Any]:
+    """The object in a JSON file. `remedy` ends the message about a file that cannot be opened."""
+    try:
+        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+    except ValueError as error:
+        raise StellaError(f"{path} is damaged ({error}); restore it, or delete it and start again") from error
+    return tree
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path to write to. It becomes `path` when the block ends, and is removed when the block fails."""
+    with temporary(path) as fresh:
+        yield fresh
+        publish(fresh, path)
+
+
+@contextmanager
+def temporary(path: Path) -> Iterator[Path]:
+    """A new name beside `path`, `PATH.XXXXXXXX.tmp`; a file of that name is removed at the end."""
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield fresh
+    finally:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Force a file to the disk, then rename it to `path`, which may exist."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)  # the rename itself must survive a power failure too
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files of killed writers. Only the holder of the folder's lock may call this."""
+    for left in folder.glob("*.????????.tmp"):
+        left.unlink()
+
+
 class Lines:
-    """A JSON-lines file to append to. Each line is handed to the system at once, whole or not at all."""
+    """A JSON-lines file to append to. Each line is written at once, whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -24,14 +91,14 @@ class Lines:
         rest = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         before = self._file.tell()
         try:
-            while rest:  # a disk that is nearly full takes a part, and refuses what is left
+            while rest:  # a nearly full disk accepts a part and refuses the rest
                 rest = rest[self._file.write(rest) :]
         except OSError:
             self._cut(before)
             raise
 
     def sync(self) -> int:
-        """Force it to the disk; its length."""
+        """Force all lines to the disk; returns the file's length in bytes."""
         os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -44,56 +111,83 @@ class Lines:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The whole lines of a file; a kill can tear the last."""
+    """The whole lines of a JSON-lines file; empty if there is no file. A torn last line is ignored."""
     if not path.exists():
         return []
-    *whole, _ = path.read_bytes().split(b"\n")
-    return [_parse(line, path, number) for number, line in enumerate(whole, 1)]
+    *complete, _ = path.read_bytes().split(b"\n")
+    return [_parse(line, path, number) for number, line in enumerate(complete, 1)]
 
 
 def _parse(line: bytes, path: Path, number: int) -> Line:
     try:
         parsed: Line = json.loads(line)
     except ValueError as error:
-        raise StellaError(f"line {number} of {path} is damaged ({error}); restore it, or take that line out") from error
+        raise StellaError(f"line {number} of {path} is damaged ({error}); restore it or remove that line") from error
     return parsed
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); is {path.parent} the folder of a run?") from error
-    except ValueError as error:
-        raise StellaError(f"{path} is damaged ({error}); restore it or start a new run") from error
-    return tree
-
-
-def write_json(path: Path, tree: Any) -> None:
-    write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """A file that is whole under its name, whenever the process ends."""
-    fresh = path.with_name(path.name + ".tmp")
-    try:
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    fresh.replace(path)
+_held: set[IO[str]] = set()
 
 
 @contextmanager
-def full_disk_told(root: Path) -> Iterator[None]:
-    """A full disk is something a user can mend."""
+def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock file `path`; if another holds it, wait, or raise an error that names its process.
+
+    The lock belongs to an open file: two threads of one process exclude each other, and it ends with the process,
+    however that ends. A forked child does not inherit it. The file itself stays, unless the holder removes it.
+    """
+    file = _locked(path, wait)
+    try:
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+    finally:
+        _held.discard(file)
+        if not file.closed:  # a forked child closed its copy
+            file.truncate(0)
+            file.close()
+
+
+def _locked(path: Path, wait: bool) -> IO[str]:
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        _held.add(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            _drop(file)
+            raise StellaError(
+                f"{path.parent} is in use by process {holder}; wait for it, stop it, or choose another folder"
+            ) from error
+        except BaseException:
+            _drop(file)
+            raise
+        _drop(file)  # its holder removed the file while we waited: lock the new one
+
+
+def _drop(file: IO[str]) -> None:
+    _held.discard(file)
+    file.close()
+
+
+def _forget_locks() -> None:
+    """In a forked child: the lock is held as long as any process has the open file, so close the child's copies."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+@contextmanager
+def explain_full_disk(root: Path) -> Iterator[None]:
+    """Turn the system's error about a full disk into a sentence for the user."""
     try:
         yield
     except OSError as error:

@@ -31,6 +31,25 @@ class Outer:
     args: dict[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Disc:
+    shape: Literal["disc"] = "disc"
+    name: str = ""
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Square:
+    shape: Literal["square"] = "square"
+    name: str = ""
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    item: Disc | Square = field(default_factory=Disc)
+
+
 def test_file_then_overrides(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('seed = 3\ntasks = ["a", "b"]\n[train]\nlr = 1e-3\n')
@@ -102,3 +121,36 @@ def test_differences_name_the_keys() -> None:
     old, new = to_tree(Outer()), to_tree(Outer(seed=1, train=Inner(lr=1.0)))
     assert differences(old, new) == ["seed was 0 and is now 1", "train.lr was 0.0001 and is now 1.0"]
     assert differences(old, old) == []
+
+
+def test_the_tag_of_a_table_picks_its_dataclass(tmp_path: Path) -> None:
+    assert resolve(Drawing).item == Disc()
+    assert resolve(Drawing, overrides=["item.radius=2", "item.name=a"]).item == Disc(name="a", radius=2.0)
+    assert resolve(Drawing, overrides=["item.shape=square", "item.width=3"]).item == Square(width=3.0)
+    file = tmp_path / "drawing.toml"
+    file.write_text('[item]\nshape = "square"\nwidth = 2\n')
+    drawing = resolve(Drawing, file, ["item.name=b"])
+    assert drawing.item == Square(name="b", width=2.0)
+    assert to_tree(drawing) == {"item": {"shape": "square", "name": "b", "width": 2.0}}
+    assert build(Drawing, to_tree(drawing)) == drawing
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["item.shape=sqare"], "unknown item.shape='sqare': did you mean square? (known: disc, square)"),
+        (["item.shape=[1]"], "unknown item.shape=[1]"),
+        (["item.radus=1"], "unknown key item.radus: did you mean item.radius? (known for shape=disc: shape, name, rad"),
+        (
+            ["item.shape=square", "item.widht=1"],
+            "mean item.width? (known for shape=square: shape, name, width)",
+        ),
+        (["item.width=1"], "item.width is not a key of item.shape=disc; leave it out, or set item.shape to square"),
+        (["item.radius=x"], "item.radius must be a number, not 'x'"),
+        (["item=5"], "item must be a table, not 5; set its keys as item.key=value"),
+    ],
+)
+def test_what_does_not_fit_the_chosen_dataclass_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        resolve(Drawing, overrides=overrides)
+    assert said in str(refusal.value)

@@ -69,19 +69,28 @@ def pack(
     values: Annotated[list[str] | None, typer.Argument(help="Such as data.source=shards data.path=SHARDS.")] = None,
     evaluation: Annotated[bool, typer.Option("--eval", help="The clips for evaluation, not for training.")] = False,
     width: Annotated[int | None, typer.Option(help="Pixels to keep of wide pictures; default: a square.")] = None,
+    windows: Annotated[
+        int, typer.Option(help="Windows of frames to store of each clip, for training to draw from; an odd number.")
+    ] = 1,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one a core.")] = None,
 ) -> None:
     """Store clips, once decoded, as arrays on disk that feed a GPU: then train with data.source=packed."""
     from stella.config import resolve
     from stella.data.pack import pack as run
-    from stella.data.tasks import all_tasks, sizes
     from stella.runs.config import RunConfig
 
     data = resolve(RunConfig, *_apart(recipe, values)).data
-    want = sizes(data)
-    size = want.pixels if data.source == "scenes" else None
-    tasks = all_tasks(data, evaluation)
-    summary = run(tasks, out, pixels=want.pixels, spec_frames=want.spec_frames, size=size, width=width, workers=workers)
+    want, tasks = data.sizes(), data.all_tasks(evaluation)
+    summary = run(
+        tasks,
+        out,
+        pixels=want.pixels,
+        spec_frames=want.spec_frames,
+        size=data.decoded_pixels,
+        width=width,
+        windows=windows,
+        workers=workers,
+    )
     console.print(str(summary), highlight=False, soft_wrap=True)
 
 
@@ -94,7 +103,7 @@ def look(
     """Show clips of your own videos as they are decoded, and say which cannot be used and why."""
     from stella.data.folder import Folder
     from stella.data.shards import Shards
-    from stella.data.skipped import spell
+    from stella.data.skipped import in_words
     from stella.errors import ClipError
     from stella.report.sheet import SHEETS, contact_sheet
 
@@ -113,7 +122,7 @@ def look(
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
     contact_sheet(good, out, f"{src.name} · {len(source)} clips")
     counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
-    tail = f"; skipped: {spell(counts)}" if bad else ""
+    tail = f"; skipped: {in_words(counts)}" if bad else ""
     more = " (--clips for more)" if len(good) + len(bad) < len(source) else ""
     console.print(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}", highlight=False, soft_wrap=True)
 

@@ -1,12 +1,13 @@
-"""Any tree of videos as a source. The label of a clip is the name of the folder it lies in, or comes from a CSV."""
+"""Any tree of video files as a source. A clip's label is the name of its folder, or comes from a CSV."""
 
 import csv
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
-from stella.clip import Clip, Labels
+from stella.clip import MIDDLE, Clip, Labels
+from stella.data.tasks import DecodedConfig, with_margin
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
 
@@ -16,18 +17,27 @@ VIDEO_SUFFIXES = (
 )
 
 
-class Folder:
-    """The videos under `root`, sorted by path; one clip each, cut out by `plan`. A clip's id is its path below `root`.
+@dataclass(frozen=True)
+class FolderConfig(DecodedConfig):
+    source: Literal["folder"] = "folder"
+    labels: str | None = None  # CSV of file,label[,task]; none: folders are labels
+    eval_labels: str | None = None  # the same for eval_path
 
-    Without `labels_csv` the class of a video is the name of its folder, if that is not `root` itself. With it (rows
-    `file,label[,task]`, the file as a path below `root`, a header allowed) labels come from there alone: videos that
-    are not listed have none.
+    def open(self, evaluation: bool = False) -> "Folder":
+        path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
+        plan = Plan(0.0, self.duration, self.frames, with_margin(self.pixels), self.span)
+        return Folder(path or "", plan, labels)
+
+
+class Folder:
+    """The videos under `root`, sorted by path, one clip each, cut out by `plan`. A clip's id is its path below `root`.
+
+    Without `labels_csv` a video's class is the name of its folder, unless that is `root`. With it (rows
+    `file,label[,task]`, file paths below `root`, an optional header) unlisted videos have no label.
     """
 
-    def __init__(
-        self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None, time_limit: float = 30.0
-    ) -> None:
-        self.root, self.plan, self.time_limit = Path(root), plan or Plan(), time_limit
+    def __init__(self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None) -> None:
+        self.root, self.plan = Path(root), plan or Plan()
         self.files = find_videos(self.root)
         self._labels = read_labels(Path(labels_csv), self.root, self.files) if labels_csv else folder_labels(self.files)
 
@@ -35,26 +45,28 @@ class Folder:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Clip:
-        clip = decode(self.root / self.files[index], self.plan, time_limit=self.time_limit)
+        return self.clip(index)
+
+    def clip(self, index: int, window: float = MIDDLE) -> Clip:
+        clip = decode(self.root / self.files[index], self.plan, window=window)
         return replace(clip, id=self.files[index], labels=self.labels(index))
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return str(self.root / self.files[index])
 
     def labels(self, index: int) -> Labels:
-        """The labels of a clip, without decoding it."""
         return self._labels.get(self.files[index], Labels())
 
 
 def find_videos(root: Path) -> list[str]:
-    """The paths below `root` of everything that is named like a video, sorted; hidden files and folders are left out.
+    """Sorted paths below `root` of all files with a video's suffix, except hidden files and folders.
 
-    Links to nowhere and unreadable files are listed too: they are skipped with a reason later, not silently here.
+    Broken links and unreadable files are listed too: they are skipped later, with a reason.
     """
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give the folder that holds the videos")
     found: list[str] = []
-    walked: set[tuple[int, int]] = set()  # linked folders are walked too, but none twice: links may lead in circles
+    walked: set[tuple[int, int]] = set()  # linked folders are followed, each once: links may form a cycle
     for folder, subfolders, names in os.walk(root, onerror=_refuse, followlinks=True):
         here = Path(folder).stat()
         if (here.st_dev, here.st_ino) in walked:
@@ -73,12 +85,12 @@ def find_videos(root: Path) -> list[str]:
 
 
 def folder_labels(files: list[str]) -> dict[str, Labels]:
-    """The name of the folder that each file lies in, as its class."""
+    """The name of each file's folder as its class."""
     return {file: Labels(name=Path(file).parent.name or None) for file in files}
 
 
 def read_labels(path: Path, root: Path, files: list[str]) -> dict[str, Labels]:
-    """The labels of a CSV by file. A row that names no file, or one twice, is an error: a slip must not lose labels."""
+    """The labels of a CSV by file. A row with an unknown or repeated file is an error, so that no label is lost."""
     known = set(files)
     labels: dict[str, Labels] = {}
     try:

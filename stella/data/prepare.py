@@ -1,17 +1,13 @@
-"""`stella prepare SRC DST`: videos become shards, in parallel; killed at any moment, it goes on where it was.
+"""`stella prepare SRC DST`: writes videos as shards, in parallel. After a kill the same command continues.
 
-Workers cut and compress clips; the parent alone writes. What is settled is decided by whole samples in the shards and
-lines in `skipped.jsonl`, so a restart redoes only what was in flight. A skipped video is tried again when its file has
-changed (content or permissions), or its line is removed from `skipped.jsonl`; a clip in the shards is never redone.
+Workers decode and compress clips; only the parent writes. A clip is done once it is in a shard or in `skipped.jsonl`,
+so a restart repeats only the clips in flight. A skipped video is tried again when its file has changed (content or
+permissions) or its line is removed from `skipped.jsonl`.
 """
 
-import fcntl
-import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,18 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stella.clip import SAMPLE_RATE, Labels
 from stella.config import differences
 from stella.data.folder import find_videos, folder_labels, read_labels
-from stella.data.shards import ShardWriter, pack
-from stella.data.skipped import Skipped, spell
+from stella.data.shards import ShardWriter, sample
+from stella.data.skipped import Skipped, in_words
 from stella.data.workers import Done, Lost, Pool, Tick
 from stella.errors import ClipError, StellaError
-from stella.media.decode import probe, read_window
+from stella.files import lock, read_json, sweep, write_json
+from stella.media.decode import read_cut, read_duration
 
-SHORTEST_TAIL = 1.0  # seconds: what is left of a split video is a clip of its own from here on
+SHORTEST_TAIL = 1.0  # seconds: a shorter rest of a split video is dropped
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the clips of a folder of shards have in common; a folder is never filled with two kinds."""
+    """What all clips of a folder have in common."""
 
     seconds: float
     split: bool
@@ -50,11 +47,11 @@ class Summary:
 
     def __str__(self) -> str:
         if not self.clips:
-            return f"not one clip could be used; skipped: {spell(self.skipped) or 'none'} (see skipped.jsonl)"
+            return f"no clip could be used; skipped: {in_words(self.skipped) or 'none'} (see skipped.jsonl)"
         text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
-        return (
-            f"{text}; skipped: {spell(self.skipped)} (see skipped.jsonl)" if self.skipped else f"{text}; none skipped"
-        )
+        if not self.skipped:
+            return f"{text}; none skipped"
+        return f"{text}; skipped: {in_words(self.skipped)} (see skipped.jsonl)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Job:
     file: str
     start: float | None  # None: ask how long the video is
     labels: Labels
-    died: bool = False  # a worker died of it once already
+    died: bool = False  # its worker died once
 
 
 def prepare(
@@ -79,10 +76,10 @@ def prepare(
     time_limit: float = 60.0,
     progress: bool = True,
 ) -> Summary:
-    """Turn the videos under `src` into shards in `dst`, which `Shards` reads.
+    """Write the videos under `src` as shards into `dst`, which `Shards` reads.
 
-    Each video gives one clip (its first `seconds`), or with `split` as many consecutive ones as it holds. A video that
-    cannot be used, or that hangs or crashes its worker, is skipped and listed in `dst`/skipped.jsonl.
+    Each video gives one clip (its first `seconds`), or with `split` consecutive clips to its end. A video that cannot
+    be used, or that hangs or crashes its worker, is skipped and listed in `dst`/skipped.jsonl.
     """
     if min(seconds, fps, size, shard_bytes, time_limit) <= 0 or (workers is not None and workers < 1):
         raise StellaError("seconds, fps, size, workers, shard_bytes and time_limit must all be above 0; correct them")
@@ -91,7 +88,8 @@ def prepare(
     files = find_videos(src)
     table = read_labels(Path(labels_csv), src, files) if labels_csv else folder_labels(files)
     dst.mkdir(parents=True, exist_ok=True)
-    with alone(dst), progress_bar(progress) as bar:
+    with lock(dst / ".lock"), progress_bar(progress) as bar:
+        sweep(dst)
         _keep_settings(dst, settings)
         skipped = Skipped(dst / "skipped.jsonl")
         skipped.forget(lambda record: record.get("stamp") != _stamp(src / str(record.get("source"))))
@@ -107,19 +105,19 @@ def prepare(
 
 
 class _Run:
-    """The parent's side: which jobs are left, and where their results go."""
+    """The parent's side: the jobs that are left, and what becomes of their results."""
 
     def __init__(self, src: Path, settings: Settings, writer: ShardWriter, skipped: Skipped, bar: Progress) -> None:
         self.src, self.settings, self.writer, self.skipped, self.bar = src, settings, writer, skipped, bar
         self.left: deque[Job] = deque()
-        self.settled = self.total = 0
+        self.done = self.total = 0
         self.shown = bar.add_task("preparing", total=None)
 
     def plan(self, jobs: list[Job]) -> None:
-        """Add those jobs that are not settled yet."""
+        """Add those jobs that are not done."""
         left = [job for job in jobs if self._id(job) not in self.writer.ids and self._id(job) not in self.skipped]
         self.left += left
-        self.settled += len(jobs) - len(left)
+        self.done += len(jobs) - len(left)
         self.total += len(jobs)
         self._show()
 
@@ -136,13 +134,13 @@ class _Run:
                     flying[key] = self.left.popleft()
                     pool.submit(key, flying[key])
                 event = pool.wait()
-                self._settle(flying.pop(event.key), event)
+                self._finish(flying.pop(event.key), event)
         finally:
             pool.close()
 
-    def _settle(self, job: Job, event: Done | Lost) -> None:
+    def _finish(self, job: Job, event: Done | Lost) -> None:
         if isinstance(event, Lost):
-            if not event.hung and not job.died:  # perhaps it was killed for the memory of others
+            if not event.hung and not job.died:  # perhaps the system was out of memory
                 self.left.appendleft(Job(job.file, job.start, job.labels, died=True))
                 return
             what = "time limit" if event.hung else f"worker died ({event.exitcode})"
@@ -153,7 +151,7 @@ class _Run:
             self.writer.append(event.result)
         else:
             self.plan([Job(job.file, start, job.labels) for start in _starts(event.result, self.settings.seconds)])
-        self.settled += 1
+        self.done += 1
         self._show()
 
     def _skip(self, job: Job, error: ClipError) -> None:
@@ -161,7 +159,7 @@ class _Run:
 
     def _show(self) -> None:
         text = f"preparing, {len(self.skipped)} skipped" if len(self.skipped) else "preparing"
-        self.bar.update(self.shown, completed=self.settled, total=self.total, description=text)
+        self.bar.update(self.shown, completed=self.done, total=self.total, description=text)
 
     def _id(self, job: Job) -> str:
         return _clip_id(job, self.settings.split)
@@ -169,20 +167,20 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Cutter:
-    """The worker's side: how long is this video, or a clip of it as the bytes of a sample."""
+    """The worker's side: the length of a video, or a clip of it as the bytes of a sample."""
 
     src: Path
     settings: Settings
-    time_limit: float  # watched by the decoder; the pool kills what does not heed it
+    time_limit: float  # seconds, checked by the decoder; the pool kills a worker that exceeds it by half
 
     def __call__(self, job: Job, tick: Tick) -> bytes | float | ClipError:
         tick(0)
         path, s = self.src / job.file, self.settings
         try:
             if job.start is None:
-                duration = probe(path, time_limit=self.time_limit).duration
+                duration = read_duration(path, time_limit=self.time_limit)
                 return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
-            frames, waveform = read_window(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
+            frames, waveform = read_cut(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
         except ClipError as error:
             return error
         meta = {
@@ -193,7 +191,7 @@ class _Cutter:
             "label": job.labels.name,
             "task": job.labels.task,
         }
-        return pack(meta, frames, waveform, s.fps)
+        return sample(meta, frames, waveform, s.fps)
 
 
 def _clip_id(job: Job, split: bool) -> str:
@@ -201,14 +199,14 @@ def _clip_id(job: Job, split: bool) -> str:
 
 
 def _starts(duration: float, seconds: float) -> list[float]:
-    """Where the consecutive windows of a video begin."""
+    """Start times of the consecutive clips of a video."""
     whole = int(duration / seconds + 1e-6)
     tail = duration - whole * seconds
     return [round(k * seconds, 3) for k in range(whole + (tail >= SHORTEST_TAIL or not whole))]
 
 
 def _stamp(path: Path) -> str | None:
-    """Changes whenever the file's content or permissions do; None for a file that is not there."""
+    """A text that changes with the file's content or permissions; None for a missing file."""
     try:
         status = path.stat()
     except OSError:
@@ -218,26 +216,12 @@ def _stamp(path: Path) -> str | None:
 
 def _keep_settings(dst: Path, settings: Settings) -> None:
     path = dst / "prepare.json"
-    if path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if known != asdict(settings):
-            changed = "; ".join(differences(known, asdict(settings)))
-            raise StellaError(f"{dst} was filled otherwise: {changed}; use the same settings or another folder")
-    else:
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(asdict(settings)), encoding="utf-8")
-        fresh.replace(path)
-
-
-@contextmanager
-def alone(dst: Path) -> Iterator[None]:
-    """Hold the folder against a second `prepare`; the system lets go of it even after a kill."""
-    with (dst / ".lock").open("w") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StellaError(f"{dst} is being filled by another process; wait for it or use another folder") from error
-        yield
+    if not path.exists():
+        write_json(path, asdict(settings))
+    elif changed := differences(read_json(path), asdict(settings)):
+        raise StellaError(
+            f"{dst} was filled with other settings: {'; '.join(changed)}; use the same, or another folder"
+        )
 
 
 def progress_bar(shown: bool) -> Progress:

@@ -1,8 +1,8 @@
-"""WebDataset tar shards that can be read at random, and the writer that `prepare` fills them with.
+"""WebDataset tar shards with random access, and the writer that `stella prepare` uses.
 
-A folder of shards holds `shard-000000.tar` with its index `shard-000000.json`. A sample is KEY.json, KEY.000.jpg …
-(frames at a fixed rate), KEY.flac; the JSON comes first and tells the sizes and checksums of the files that follow, so
-that four frames of a clip are read without the others, and damage is noticed. `….tar.part` is still being written.
+A folder holds `shard-000000.tar` with its index `shard-000000.json`. A sample is KEY.json, KEY.000.jpg … (frames at a
+fixed rate), KEY.flac. The JSON comes first and holds the sizes and checksums of the other files, so that four frames
+are read without the rest and damage is detected. `….tar.part` is being written.
 """
 
 import hashlib
@@ -15,23 +15,32 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE, Clip, Labels
-from stella.errors import ClipError, StellaError, require
+from stella.clip import MIDDLE, Clip, Labels
+from stella.data.tasks import DecodedConfig, with_margin
+from stella.errors import ClipError, StellaError
+from stella.files import write_json
+from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 
-JPEG_QUANTISER = 3  # of 1 (best) to 31; at 256 px about 38 dB and 10 KB a frame
 END_OF_TAR = bytes(2 * tarfile.BLOCKSIZE)
 
 
 @dataclass(frozen=True)
+class ShardsConfig(DecodedConfig):
+    source: Literal["shards"] = "shards"
+
+    def open(self, evaluation: bool = False) -> "Shards":
+        root = self.eval_path if evaluation else self.path
+        return Shards(root or "", self.frames, self.span, with_margin(self.pixels))
+
+
+@dataclass(frozen=True)
 class Entry:
-    """Where a clip lies in its shard, and what is known of it without reading it."""
+    """A line of a shard's index: one clip."""
 
     id: str
     source: str  # the video's path below the folder it was prepared from
@@ -42,14 +51,14 @@ class Entry:
 
 
 class DamagedSampleError(Exception):
-    """Bytes that are not a whole sample: the end of what a killed writer left, or a damaged shard."""
+    """Bytes that are not a whole sample: a killed writer's last one, or a damaged shard."""
 
 
 class Shards:
     """The clips of a folder that `stella prepare` filled, in the order of their source files and start times.
 
-    `frames` of each are read, from the middles of as many equal parts of the central `span` seconds (None: of the
-    whole clip), and scaled to a short side of `size` (None: as stored).
+    A clip has `frames` frames out of a window of `span` seconds (None: the whole clip), scaled to a short side of
+    `size` (None: as stored).
     """
 
     def __init__(self, root: Path | str, frames: int = 4, span: float | None = 4.0, size: int | None = None) -> None:
@@ -62,16 +71,18 @@ class Shards:
     def __len__(self) -> int:
         return len(self._clips)
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         shard, entry = self._clips[index]
         return f"{self.root / shard}, {entry.id}"
 
     def labels(self, index: int) -> Labels:
-        """The labels of a clip, without reading it."""
         _, entry = self._clips[index]
         return Labels(name=entry.label, task=entry.task)
 
     def __getitem__(self, index: int) -> Clip:
+        return self.clip(index)
+
+    def clip(self, index: int, window: float = MIDDLE) -> Clip:
         shard, entry = self._clips[index]
         path = self.root / shard
         try:
@@ -80,23 +91,23 @@ class Shards:
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
                 sound = len(head.sizes) - 1
-                picks = self._pick(sound, float(head.meta["fps"]))
+                picks = self._pick(sound, float(head.meta["fps"]), window)
                 parts = {member: head.read(file, member) for member in {*picks, sound}}
         except (OSError, DamagedSampleError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
-            raise ClipError(self.place(index), "damaged shard", remedy) from error
-        frames = _decode_jpegs([parts[pick] for pick in picks], self.size)
-        return Clip(entry.id, frames, _decode_flac(parts[sound]), self.labels(index))
+            raise ClipError(self.location(index), "damaged shard", remedy) from error
+        frames = decode_jpegs([parts[pick] for pick in picks], self.size)
+        return Clip(entry.id, frames, decode_flac(parts[sound]), self.labels(index))
 
-    def _pick(self, stored: int, fps: float) -> list[int]:
-        """Which stored frames are shown at the wanted times."""
-        times = Plan(frames=self.frames, span=self.span).times(0, stored / fps)
+    def _pick(self, stored: int, fps: float, window: float) -> list[int]:
+        """Which stored frames are shown at the times of a window."""
+        times = Plan(frames=self.frames, span=self.span).times(0, stored / fps, window)
         return [min(int(time * fps + 1e-6), stored - 1) for time in times]
 
 
-def pack(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
-    """One sample as a stretch of a tar file. `meta` needs id, source, start, duration; label and task may be there."""
-    members = [*_encode_jpegs(frames), _encode_flac(waveform)]
+def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
+    """One sample in tar format. `meta` needs id, source, start and duration; label and task are optional."""
+    members = [*encode_jpegs(frames), encode_flac(waveform)]
     names = [f"{number:03d}.jpg" for number in range(len(members) - 1)] + ["flac"]
     meta = meta | {"fps": fps, "sizes": [len(m) for m in members], "crc32": [zlib.crc32(m) for m in members]}
     text = json.dumps(meta, ensure_ascii=False).encode()
@@ -108,9 +119,9 @@ def pack(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> 
 
 
 class ShardWriter:
-    """Appends samples to shards. Opened where it was killed, it keeps all whole samples and goes on after the last.
+    """Appends samples to shards. After a kill it keeps all whole samples and continues after the last.
 
-    A sample is in the folder once `append` returned, whatever happens to the process; `ids` has those that are there.
+    Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder.
     """
 
     def __init__(self, root: Path, shard_bytes: int) -> None:
@@ -118,7 +129,7 @@ class ShardWriter:
         self.ids: set[str] = set()
         for shard in _finished(root):
             index = (root / shard).with_suffix(".json")
-            if not index.exists():  # killed between the renaming and the indexing
+            if not index.exists():  # killed between renaming and indexing
                 _write_index(root / shard, scan(root / shard)[0])
             self.ids.update(entry.id for entry in _read_index(root / shard))
         self._number = 1 + max((int(shard[6:-4]) for shard in _finished(root)), default=-1)
@@ -128,7 +139,7 @@ class ShardWriter:
         self.ids.update(entry.id for entry in self._entries)
 
     def append(self, sample: bytes) -> None:
-        """Write what `pack` made; a shard that is then full is closed."""
+        """Write a `sample`; a full shard is closed."""
         entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._end)
         if entry.id in self.ids:
             raise ValueError(f"{entry.id} is in {self.root} already")
@@ -163,7 +174,7 @@ class ShardWriter:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
-            self._cut()  # leave whole samples only
+            self._cut()  # keep whole samples only
             raise StellaError(
                 f"{self._part} cannot be written ({error.strerror}); free some space and run again"
             ) from error
@@ -179,11 +190,11 @@ class ShardWriter:
 
 @dataclass(frozen=True)
 class Head:
-    """The first file of a sample, and where the others lie."""
+    """The first file of a sample, with the positions of the others."""
 
     meta: dict[str, Any]
     sizes: Sequence[int]
-    offsets: Sequence[int]  # of the data of each file
+    offsets: Sequence[int]  # of each file's data
     end: int
 
     def read(self, file: BinaryIO, member: int) -> bytes:
@@ -211,7 +222,7 @@ def read_head(file: BinaryIO, offset: int) -> Head:
 
 
 def scan(path: Path) -> tuple[list[Entry], int]:
-    """The whole samples that a shard begins with, checked to the last byte, and where they end."""
+    """The whole samples at the beginning of a shard, checked to the last byte, and where they end."""
     entries: list[Entry] = []
     end = 0
     with path.open("rb") as file:
@@ -223,7 +234,7 @@ def scan(path: Path) -> tuple[list[Entry], int]:
                     head.read(file, member)
             except DamagedSampleError:
                 break
-            if head.end > total:  # only the padding of its last file is missing
+            if head.end > total:  # the padding of its last file is missing
                 break
             entries.append(_entry(head.meta, end))
             end = head.end
@@ -241,15 +252,13 @@ def _finished(root: Path) -> list[str]:
 
 def _write_index(shard: Path, entries: list[Entry]) -> None:
     index = {"bytes": shard.stat().st_size, "clips": [asdict(entry) for entry in entries]}
-    fresh = shard.with_suffix(".json.tmp")
-    fresh.write_text(json.dumps(index, ensure_ascii=False), encoding="utf-8")
-    fresh.replace(shard.with_suffix(".json"))
+    write_json(shard.with_suffix(".json"), index)
 
 
 def _read_index(shard: Path) -> list[Entry]:
-    """The entries of a shard, once it is sure that the shard is there and whole."""
+    """The entries of a shard, after checking that it is there and has its full size."""
     index = shard.with_suffix(".json")
-    remedy = "bring it back, or delete both files and run stella prepare again"
+    remedy = "restore it, or delete both files and run stella prepare again"
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
         entries = [Entry(**clip) for clip in content["clips"]]
@@ -270,7 +279,7 @@ def _entry(meta: dict[str, Any], offset: int) -> Entry:
 
 
 def _key(id: str) -> str:
-    """A name that WebDataset takes (no dots, no folders) and a tar header holds: readable, and one for each id."""
+    """A readable name, unique for the id, that WebDataset accepts (no dots, no folders) and fits a tar header."""
     return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}"
 
 
@@ -288,58 +297,5 @@ def _read(file: BinaryIO, offset: int, size: int) -> bytes:
     file.seek(offset)
     data = file.read(size)
     if len(data) < size:
-        raise DamagedSampleError(f"it ends at byte {offset + len(data)} instead of {offset + size}")
+        raise DamagedSampleError(f"the file ends at byte {offset + len(data)} instead of {offset + size}")
     return data
-
-
-def _encode_jpegs(frames: Tensor) -> list[bytes]:
-    """JPEG files of uint8 [N, 3, H, W]."""
-    av = require("av")
-    codec = av.CodecContext.create("mjpeg", "w")
-    codec.height, codec.width = frames.shape[-2:]
-    codec.pix_fmt, codec.framerate = "yuvj420p", 1
-    codec.qmin = codec.qmax = JPEG_QUANTISER
-    packets = []
-    for number, pixels in enumerate(frames.permute(0, 2, 3, 1).contiguous().numpy()):
-        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuvj420p", interpolation=_exact())
-        frame.pts = number
-        packets += codec.encode(frame)
-    return [bytes(packet) for packet in [*packets, *codec.encode(None)]]
-
-
-def _decode_jpegs(files: list[bytes], size: int | None) -> Tensor:
-    av = require("av")
-    codec = av.CodecContext.create("mjpeg", "r")
-    frames = [frame for file in files for frame in codec.decode(av.Packet(file))] + codec.decode(None)
-    height, width = frames[0].height, frames[0].width
-    scale = size / min(height, width) if size else 1.0
-    height, width = max(1, round(height * scale)), max(1, round(width * scale))
-    frames = [frame.reformat(width, height, "rgb24", interpolation=_exact()) for frame in frames]
-    pixels = np.stack([frame.to_ndarray() for frame in frames])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()  # [T, 3, H, W]
-
-
-def _exact() -> Any:
-    """Colours converted without the scaler's usual short cuts, which darken by one or two steps."""
-    flags = require("av.video.reformatter").Interpolation
-    return flags.BILINEAR | flags.ACCURATE_RND | flags.FULL_CHR_H_INT
-
-
-def _encode_flac(waveform: Tensor) -> bytes:
-    av = require("av")
-    samples = (waveform * 32768).round().clamp(-32768, 32767).to(torch.int16)
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="flac") as container:
-        stream = container.add_stream("flac", rate=SAMPLE_RATE, layout="mono")
-        frame = av.AudioFrame.from_ndarray(samples.numpy()[None], format="s16", layout="mono")
-        frame.sample_rate, frame.pts = SAMPLE_RATE, 0
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
-def _decode_flac(file: bytes) -> Tensor:
-    av = require("av")
-    with av.open(io.BytesIO(file)) as container:
-        samples = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    return torch.from_numpy(samples).float() / 32768  # [S]

@@ -1,55 +1,50 @@
-"""Clips that were left out: counted by reason, and listed in a JSON-lines file that survives a kill."""
+"""Skipped clips: counted by reason, and listed in a JSON-lines file that survives a kill."""
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stella.errors import ClipError
-
-Record = dict[str, Any]
+from stella.files import Line, Lines, read_lines, write_text
 
 
 class Skipped:
-    """A list of skipped clips, each once however often it is met; opened on an existing file it goes on from there."""
+    """The list of skipped clips, each once however often it is met. An existing file is continued."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path else None
-        self.records: dict[str | int, Record] = {}
-        self._where = ""
-        if self.path and self.path.exists():
-            for line in self.path.read_bytes().split(b"\n"):
-                if record := _parse(line):  # a kill can tear the last line
-                    self.records[record["id"]] = record
-            self._rewrite()
+        self.records: dict[str | int, Line] = {}
+        self._lines: Lines | None = None
+        if self.path:
+            self.records = {line["id"]: line for line in read_lines(self.path)}
 
-    def under(self, where: str) -> "Skipped":
-        """The same list, for clips whose ids count anew: they are listed as `where/id`."""
-        same = copy(self)
-        same._where = f"{where}/"
-        return same
+    def under(self, prefix: str) -> "Skipped":
+        """The same list for another source, whose clips are listed as `prefix/id`."""
+        return _Under(self, prefix)
 
     def add(self, id: str | int, error: ClipError, **more: Any) -> None:
         """List a clip unless it is listed already; `more` are further fields of its record."""
-        id = f"{self._where}{id}" if self._where else id
         if id in self.records:
             return
         record = {"id": id, "path": error.path, "reason": error.reason, "remedy": error.remedy, **more}
         self.records[id] = record
         if self.path:
-            with self.path.open("ab") as file:
-                file.write(_line(record))
+            self._lines = self._lines or Lines(self.path)
+            self._lines.write(record)
 
-    def forget(self, condition: Callable[[Record], bool]) -> None:
-        """Strike the clips for which `condition` holds from the list, so that they are tried again."""
-        self.records = {id: record for id, record in self.records.items() if not condition(record)}
-        self._rewrite()
+    def forget(self, condition: Callable[[Line], bool]) -> None:
+        """Remove the clips for which `condition` holds, so that they are tried again."""
+        kept = {id: record for id, record in self.records.items() if not condition(record)}
+        if self.path and len(kept) < len(self.records):
+            write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept.values()))
+            self._lines = None
+        self.records = kept
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many clips for each reason, the most frequent first."""
+        """The number of clips for each reason, the most frequent first."""
         return dict(Counter(str(record["reason"]) for record in self.records.values()).most_common())
 
     def __contains__(self, id: object) -> bool:
@@ -58,25 +53,17 @@ class Skipped:
     def __len__(self) -> int:
         return len(self.records)
 
-    def _rewrite(self) -> None:
-        if self.path:
-            fresh = self.path.with_name(self.path.name + ".tmp")
-            fresh.write_bytes(b"".join(map(_line, self.records.values())))
-            fresh.replace(self.path)
+
+class _Under(Skipped):
+    def __init__(self, whole: Skipped, prefix: str) -> None:
+        super().__init__()
+        self.path, self.records = whole.path, whole.records
+        self._whole, self._prefix = whole, prefix
+
+    def add(self, id: str | int, error: ClipError, **more: Any) -> None:
+        self._whole.add(f"{self._prefix}/{id}", error, **more)
 
 
-def spell(counts: dict[str, int]) -> str:
-    """The counts in words: `3 no audio track, 1 time limit`."""
+def in_words(counts: Mapping[str, int]) -> str:
+    """`3 no audio track, 1 time limit`."""
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
-
-
-def _line(record: Record) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _parse(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and {"id", "path", "reason", "remedy"} <= record.keys() else None

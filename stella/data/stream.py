@@ -1,24 +1,24 @@
-"""Tasks in, batches out: shuffled, the same for a seed whatever the number of workers, resumable at any batch.
+"""Tasks in, batches out: shuffled, independent of the number of workers, resumable at any batch.
 
-The order of an epoch is cut into chunks of `batch_size` positions. A chunk is made whole by one worker, with a random
-generator of its own, and the parent joins chunks into batches; a skipped clip thereby shortens no batch but the last of
-its epoch. The state is a place in this plan: what was made ahead of it is simply made again.
+The order of an epoch is cut into chunks of `batch_size` clips. Each chunk is made as a whole with random generators of
+its own, and chunks are joined into batches; a skipped clip therefore shortens only the last batch of its epoch. The
+state is a position in this plan: chunks made ahead of it are made again after a restart.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, count, pairwise
 from typing import Any
 
 import torch
 
-from stella.clip import ArraySource, Batch, BatchSource, Source, place_of
+from stella.clip import ArraySource, Batch, BatchSource, Source
 from stella.config import differences
-from stella.data.chunk import Chunk, Held, Job, Maker, Position
-from stella.data.skipped import Skipped, spell
-from stella.data.workers import Done, Lost, Pool
-from stella.errors import ClipError, ConfigError, StellaError
+from stella.data.chunk import Chunk, Job, Maker, make
+from stella.data.skipped import Skipped, in_words
+from stella.errors import ConfigError, StellaError
 from stella.rng import generator
 
 
@@ -26,7 +26,7 @@ from stella.rng import generator
 class StreamConfig:
     batch_size: int = 32
     epochs: int = 1  # for each task
-    workers: int = 0  # processes; 0: in this one, where packed clips are read in any case
+    workers: int = 0  # processes; 0: this one, which always reads packed clips
     prefetch: int = 2  # chunks made ahead by each worker
     size: int = 224  # pixels
     spec_frames: int = 1024
@@ -35,11 +35,9 @@ class StreamConfig:
     shuffle: bool = True
     drop_last: bool = False  # the short batch at the end of an epoch
     seed: int = 0
-    time_limit: float = (
-        60.0  # seconds for one clip, then its worker is killed; a process cannot kill itself, so not with workers=0
-    )
-    most_bad: float = 0.2  # a larger share of skipped clips stops the run
-    tried_before_stop: int = 20
+    time_limit: float = 60.0  # seconds for one clip, after which its worker is killed; needs workers
+    most_bad: float = 0.2  # a larger share of skipped clips stops the run …
+    tried_before_stop: int = 20  # … once this many clips were tried
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "epochs": 1, "workers": 0, "prefetch": 1, "size": 1, "spec_frames": 1, "mels": 1}
@@ -50,12 +48,70 @@ class StreamConfig:
             raise ConfigError(f"most_bad={self.most_bad} must lie in 0…1 and time_limit={self.time_limit} above 0")
 
 
-class Stream:
-    """The batches of a sequence of tasks, each for `epochs` epochs. Iterate over it; it goes on from where it is.
+@dataclass
+class Position:
+    """The next clip to deliver: all before it are in delivered batches."""
 
-    The names of tasks are for messages and reports: no number depends on them, and batches carry none. After the last
-    batch of a task `finished_task` is its position in the sequence, else None; `position` has counters for progress.
-    Ids count through all sources, one after the other.
+    task: int = 0
+    epoch: int = 0
+    chunk: int = 0
+    used: int = 0  # clips of the chunk that are in delivered batches
+    batches: int = 0  # delivered
+    tried: int = 0  # clips, in the chunks before
+    bad: int = 0  # of these, skipped
+
+
+class Held:
+    """The chunks of an epoch that are not used up; `here` advances as they are."""
+
+    def __init__(self, here: Position) -> None:
+        self.here = here
+        self.chunks: deque[Chunk] = deque()
+
+    @property
+    def clips(self) -> int:
+        return sum(map(len, self.chunks)) - (self.here.used if self.chunks else 0)
+
+    @property
+    def bad(self) -> int:
+        return self.here.bad + sum(len(chunk.skipped) for chunk in self.chunks)
+
+    @property
+    def tried(self) -> int:
+        return self.here.tried + sum(len(chunk) + len(chunk.skipped) for chunk in self.chunks)
+
+    def take(self, clips: int) -> Batch:
+        """The next clips, in order, at most this many."""
+        parts: list[Batch] = []
+        while self.chunks and clips:
+            batch, used = self.chunks[0].batch, self.here.used
+            if batch:
+                parts.append(batch[used : used + clips])
+                clips -= len(parts[-1])
+                self.here.used += len(parts[-1])
+            if self.here.used == len(self.chunks[0]):
+                self._pop()
+        return parts[0] if len(parts) == 1 else Batch.cat(parts)
+
+    def drop(self) -> None:
+        """Discard the rest of an epoch."""
+        while self.chunks:
+            self._pop()
+
+    def _pop(self) -> None:
+        chunk = self.chunks.popleft()
+        self.here.tried += len(chunk) + len(chunk.skipped)
+        self.here.bad += len(chunk.skipped)
+        self.here.chunk += 1
+        self.here.used = 0
+
+
+class Stream:
+    """The batches of a sequence of tasks, each for `epochs` epochs. An interrupted loop over it can be continued.
+
+    Task names are for messages and reports: no number depends on them, and batches carry none. After the last batch of
+    a task `finished_task` is its position in the sequence, else None; `position` has counters for progress. The ids of
+    clips are numbered through all sources.
     """
 
     def __init__(
@@ -65,8 +121,7 @@ class Stream:
         device: torch.device | str = "cpu",
         skipped: Skipped | None = None,
     ) -> None:
-        self._pool: Pool | None = None
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Generator[Batch, None, None] | None = None
         pairs = list(tasks.items()) if isinstance(tasks, Mapping) else list(tasks)
         self.names = [name for name, _ in pairs]
         self.sources = [source for _, source in pairs]
@@ -83,7 +138,8 @@ class Stream:
 
     def __len__(self) -> int:
         """All batches from beginning to end, if no clip is skipped."""
-        return self.config.epochs * sum(self._batches_of(source) for source in self.sources)
+        size, drop = self.config.batch_size, self.config.drop_last
+        return self.config.epochs * sum(len(s) // size if drop else math.ceil(len(s) / size) for s in self.sources)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -98,56 +154,48 @@ class Stream:
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is: after a batch was received, this leads to the next one."""
+        """The position of the batch that follows the last delivered one."""
         return {"position": asdict(self.position), "finished_task": self.finished_task, "plan": self._shape()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with exactly the batch that would have followed, with any number of workers."""
         if changed := differences(state["plan"], self._shape()):
-            raise StellaError(f"the stream cannot go on where it was: {'; '.join(changed)}; set it back or start anew")
+            raise StellaError(f"the stream cannot be resumed: {'; '.join(changed)}; set it back or start a new run")
         self.close()
         self.position = Position(**state["position"])
         self.finished_task = state["finished_task"]
 
     def _shape(self) -> dict[str, Any]:
-        """What a position is only valid with."""
+        """The settings that give a position its meaning."""
         names = ("batch_size", "epochs", "shuffle", "drop_last", "seed")
         return {name: getattr(self.config, name) for name in names} | {"clips": [len(s) for s in self.sources]}
 
     def close(self) -> None:
-        """Stop the workers, as the end of the stream does. It can still be iterated: it goes on where it is."""
-        self._batches = None
-        if self._pool:
-            self._pool.close()
-            self._pool = None
+        """Stop the workers. The stream can still be iterated from its position."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
 
     @property
     def pooled(self) -> bool:
-        """Whether worker processes make the clips: for those that only have to be copied they would be a detour."""
+        """Whether worker processes make the clips. Clips that are only copied are read in this process."""
         return self.config.workers > 0 and not all(isinstance(source, ArraySource) for source in self.sources)
 
-    def _batches_of(self, source: Source) -> int:
-        size = self.config.batch_size
-        return len(source) // size if self.config.drop_last else math.ceil(len(source) / size)
-
-    def _chunks_of(self, source: Source) -> int:
-        """How many chunks are made of a source. A short one is never needed if it is dropped and nothing is skipped."""
-        dropped = self.config.drop_last and isinstance(source, BatchSource)
-        return (len(source) if dropped else len(source) + self.config.batch_size - 1) // self.config.batch_size
-
-    def _run(self) -> Iterator[Batch]:
-        chunks = self._pooled(self._plan()) if self.pooled else self._made(self._plan())
-        while self.position.task < len(self.sources):
-            yield from self._epoch(chunks)
+    def _run(self) -> Generator[Batch, None, None]:
+        c, device = self.config, "cpu" if self.pooled else self.device
+        maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
+        with closing(make(maker, self._jobs(), c.workers if self.pooled else 0, c.prefetch, c.time_limit)) as chunks:
+            while self.position.task < len(self.sources):
+                yield from self._epoch(chunks)
 
     def _epoch(self, chunks: Iterator[Chunk]) -> Iterator[Batch]:
-        """The batches left of an epoch. The state moves on before one is handed out, for which it must be known
-        whether another follows."""
+        """The remaining batches of an epoch. The state advances before a batch is delivered, so it must be known by
+        then whether another follows."""
         here, size = self.position, self.config.batch_size
         source = self.sources[here.task]
         held = Held(here)
         least = size if self.config.drop_last else 1
-        complete = isinstance(source, BatchSource)  # skips nothing, so there is no need to look ahead
+        complete = isinstance(source, BatchSource)  # skips no clip, so there is no need to look ahead
 
         def fill(clips: int) -> None:
             while held.clips < clips and here.chunk + len(held.chunks) < self._chunks_of(source):
@@ -157,11 +205,11 @@ class Stream:
         if held.clips < least:
             raise StellaError(
                 f"too few clips of task {self.names[here.task]} can be used for one batch; "
-                f"skipped so far: {spell(self.skipped.counts)}; repair them or leave the task out"
+                f"skipped so far: {in_words(self.skipped.counts)}; repair them or leave the task out"
             )
         more = True
         while more:
-            fill(size if complete else size + least)  # all that can fail comes before the state is touched
+            fill(size if complete else size + least)  # everything that can fail comes before the state changes
             batch = held.take(size)
             left = len(source) - here.chunk * size - here.used if complete else held.clips
             more = left >= least
@@ -173,31 +221,32 @@ class Stream:
                 if here.epoch == self.config.epochs:
                     self.finished_task = here.task
                     here.epoch, here.task = 0, here.task + 1
-            yield self._deliver(batch)
-
-    def _deliver(self, batch: Batch) -> Batch:
-        if self.device.type == "cuda" and not batch.video.is_cuda:
-            batch = batch.pin_memory()
-        return batch.to(self.device)
+            pinned = batch.pin_memory() if self.device.type == "cuda" and not batch.video.is_cuda else batch
+            yield pinned.to(self.device)
 
     def _admit(self, chunk: Chunk, held: Held) -> None:
-        """Count and list what a chunk skipped, and stop if it is too much."""
+        """List a chunk's skipped clips, and stop if there are too many."""
         before = sum(len(source) for source in self.sources[: self.position.task])
         for index, error in chunk.skipped.items():
             self.skipped.add(before + index, error)
-        held.add(chunk)
+        held.chunks.append(chunk)
         tried, bad, most = held.tried, held.bad, self.config.most_bad
-        whole = self.position.chunk + len(held.chunks) == self._chunks_of(self.sources[self.position.task])
-        # Until an epoch is through, the share is an estimate: a run below the limit must not stop for a bad start.
-        chance = 0.0 if whole else 3 * math.sqrt(tried * most * (1 - most))
+        ended = self.position.chunk + len(held.chunks) == self._chunks_of(self.sources[self.position.task])
+        # Within an epoch the share is an estimate: allow three standard deviations above the limit.
+        chance = 0.0 if ended else 3 * math.sqrt(tried * most * (1 - most))
         if tried >= self.config.tried_before_stop and bad > most * tried + chance:
             raise StellaError(
-                f"{bad} of {tried} clips could not be used ({spell(self.skipped.counts)}); repair or remove them"
+                f"{bad} of {tried} clips could not be used ({in_words(self.skipped.counts)}); repair or remove them"
                 f"{f', see {self.skipped.path}' if self.skipped.path else ''}, or raise most_bad"
             )
 
-    def _plan(self) -> Iterator[Job]:
-        """All chunks from here to the end, in order."""
+    def _chunks_of(self, source: Source) -> int:
+        """The chunks of an epoch. A short last one is not needed if it is dropped and nothing is skipped."""
+        dropped = self.config.drop_last and isinstance(source, BatchSource)
+        return (len(source) if dropped else len(source) + self.config.batch_size - 1) // self.config.batch_size
+
+    def _jobs(self) -> Iterator[Job]:
+        """All chunks from the position to the end, in order."""
         here, size = replace(self.position), self.config.batch_size
         for task in range(here.task, len(self.sources)):
             for epoch in range(here.epoch if task == here.task else 0, self.config.epochs):
@@ -213,63 +262,6 @@ class Stream:
         order: list[int] = torch.randperm(length, generator=generator(self.config.seed, "order", task, epoch)).tolist()
         return order
 
-    def _maker(self) -> Maker:
-        c = self.config
-        device = "cpu" if self.pooled else self.device
-        return Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
-
-    def _made(self, jobs: Iterator[Job]) -> Iterator[Chunk]:
-        maker = self._maker()
-        for job, following in pairwise(chain(jobs, [None])):
-            assert job is not None  # only what follows the last one is
-            if following is not None:
-                maker.expect(following)
-            yield maker(job, lambda item: None)
-
-    def _pooled(self, jobs: Iterator[Job]) -> Iterator[Chunk]:
-        """The chunks in order, made by workers that run ahead."""
-        workers, ahead = self.config.workers, self.config.workers * self.config.prefetch
-        pool = self._pool = Pool(self._maker(), workers, self.config.prefetch, self.config.time_limit)
-        flying: dict[int, Job] = {}
-        ready: dict[int, Chunk] = {}
-        deaths: dict[int, int] = {}  # at which item of a job a worker died
-        submitted = 0
-        for wanted in count():
-            while len(flying) + len(ready) < ahead and (job := next(jobs, None)):
-                flying[submitted] = job
-                pool.submit(submitted, job)
-                submitted += 1
-            if wanted == submitted:
-                return
-            while wanted not in ready:
-                event = pool.wait()
-                if isinstance(event, Done):
-                    del flying[event.key]
-                    ready[event.key] = event.result
-                else:
-                    flying[event.key] = self._retry(flying[event.key], event, deaths)
-                    pool.submit(event.key, flying[event.key])
-            yield ready.pop(wanted)
-
-    def _retry(self, job: Job, lost: Lost, deaths: dict[int, int]) -> Job:
-        """What to do about a worker that hung or died: without the clip if that is to blame, once more if not."""
-        if lost.hung:
-            error = self._blame(job, lost.item, "time limit", "re-encode it, or raise time_limit")
-        elif lost.key not in deaths:
-            deaths[lost.key] = lost.item
-            return job
-        elif deaths.pop(lost.key) == lost.item >= 0:
-            error = self._blame(job, lost.item, "worker died", "re-encode it or leave it out")
-        else:
-            raise StellaError(
-                f"loader workers keep dying (exit status {lost.exitcode}), most likely for lack of memory or of shared "
-                "memory (/dev/shm); use fewer workers, a smaller batch_size or a smaller prefetch"
-            )
-        return replace(job, bad={**job.bad, lost.item: error})
-
-    def _blame(self, job: Job, item: int, reason: str, remedy: str) -> ClipError:
-        return ClipError(place_of(self.sources[job.task], job.indices[item]), reason, remedy)
-
     def __del__(self) -> None:
         self.close()
 
@@ -277,10 +269,7 @@ class Stream:
 def evaluation_batches(
     source: Source, config: StreamConfig, device: torch.device | str = "cpu", skipped: Skipped | None = None
 ) -> Iterator[Batch]:
-    """Every clip of a source once, in order, not augmented, the last short batch included; ids are its indices."""
+    """Every clip of a source once, in order, not augmented, including the last short batch; ids are its indices."""
     plain = replace(config, epochs=1, shuffle=False, augment=False, drop_last=False)
-    stream = Stream([("evaluation", source)], plain, device, skipped)
-    try:
+    with closing(Stream([("evaluation", source)], plain, device, skipped)) as stream:
         yield from stream
-    finally:
-        stream.close()

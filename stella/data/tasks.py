@@ -1,183 +1,193 @@
-"""From a configuration to the tasks of a run: a sequence of named sources to train on, and one to evaluate on."""
+"""What a data source says of itself: sizes, tasks to train on and to evaluate on, what its gallery is worth.
+
+Each source has a config of its own beside it (`ScenesConfig`, `FolderConfig`, …); `data/config.py` lists them.
+"""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Protocol
 
 import torch
 
-from stella.clip import Source
-from stella.data.folder import Folder
-from stella.data.packed import Packed, read_header
-from stella.data.scenes import SIZES, TASKS, Scenes
-from stella.data.shards import Shards
-from stella.data.views import Cached, Part, part
+from stella.clip import Labels, Source
+from stella.data.views import View, part
 from stella.errors import ConfigError, StellaError
-from stella.media.decode import Plan
 from stella.rng import generator
 
 Tasks = list[tuple[str, Source]]
-ONLY_TASK = "all"  # where there are no tasks
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Where clips come from. The model takes its sizes from here.
-
-    A folder's or shards' tasks are those of its labels, sorted by name, or one if it has none. Without `eval_path` a
-    tenth of each task's clips is set aside for evaluation, but of few clips ten or a third, and never more than
-    `eval_clips`. Packed clips are what was packed, of the sizes they were packed for.
-    """
-
-    source: Literal["scenes", "folder", "shards", "packed"] = "scenes"
-    tasks: tuple[str, ...] = ()  # which, in this order; none: all
-    eval_clips: int = 240  # for each task, at most
-    seed: int = 0  # of the scenes, and of what is set aside
-    cache: Literal["off", "cpu", "device"] = "cpu"  # where scenes are kept once they are rendered
-    # scenes
-    size: str = "scenes"
-    clips: int = 2000  # for each task
-    # folder, shards and packed
-    path: str | None = None
-    eval_path: str | None = None
-    # folder and shards
-    labels: str | None = None  # a folder's CSV of file,label,task
-    eval_labels: str | None = None
-    pixels: int = 224  # after cropping
-    frames: int = 4
-    duration: float = 10.24  # seconds
-    span: float | None = 4.0  # the frames come from so many seconds in the middle; none: from all
-
-    def __post_init__(self) -> None:
-        if self.source == "scenes" and self.path is not None:
-            raise ConfigError(f"data.path={self.path} is of no use to data.source=scenes; set another source too")
-        if self.source != "scenes" and self.path is None:
-            raise ConfigError(f"data.source={self.source} needs a folder: set data.path=FOLDER")
-        if self.source == "scenes" and self.size not in SIZES:
-            raise ConfigError(f"unknown data.size={self.size!r}; choose one of {', '.join(SIZES)}")
-        for name, clips in {"clips": self.clips, "eval_clips": self.eval_clips}.items():
-            if clips < 1:
-                raise ConfigError(f"data.{name}={clips} must be at least 1")
-        if len(set(self.tasks)) < len(self.tasks):
-            raise ConfigError(f"data.tasks names one task twice ({', '.join(self.tasks)}); name each once")
+ONLY_TASK = "all"  # the name where clips have no tasks
+RANKS = (1, 5, 10)  # A is the mean of R@1, R@5 and R@10
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the clips of a source look like to a model."""
+    """The shape of a source's clips, as a model takes them."""
 
     pixels: int
     spec_frames: int
     frames: int
 
 
-def sizes(config: DataConfig) -> Sizes:
-    if config.source == "scenes":
-        size = SIZES[config.size]
-        return Sizes(size.pixels, size.spec_frames, size.frames)
-    if config.source == "packed":
-        header = read_header(Path(config.path or ""))
-        return Sizes(header.pixels, header.spec_frames, header.frames[0])
-    return Sizes(config.pixels, round(config.duration * 100), config.frames)
+@dataclass(frozen=True)
+class SourceConfig(ABC):
+    """A data source. A subclass sets `source` to its own name, which `data.source=NAME` picks."""
+
+    least_workers: ClassVar[int] = 0  # worker processes that a run needs
+
+    source: str = ""
+    tasks: tuple[str, ...] = ()  # names, in the order of training; empty: all
+    eval_clips: int = 240  # for each task; ignored where data.eval_path gives the evaluation clips
+    seed: int = 0  # of the choice of evaluation clips
+
+    def __post_init__(self) -> None:
+        self.check_positive("eval_clips")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ConfigError(f"data.tasks names one task twice ({', '.join(self.tasks)}); name each once")
+
+    def check_positive(self, *names: str) -> None:
+        for name in names:
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"data.{name}={value} must be above 0")
+
+    @abstractmethod
+    def sizes(self) -> Sizes: ...
+
+    @abstractmethod
+    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        """The tasks in the order of training. A source may cache clips on `device`, unless `cache` is false."""
+
+    @abstractmethod
+    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        """The evaluation clips of the same tasks, in the same order; none of them is trained on."""
+
+    @abstractmethod
+    def all_tasks(self, evaluation: bool = False) -> Tasks:
+        """All clips of the training set, or of the evaluation set, by task: what `stella pack` stores."""
+
+    @property
+    def label(self) -> str:
+        """The kind of clips, for tables."""
+        return self.source
+
+    @property
+    def cached(self) -> bool:
+        """Whether clips are cached in this process, which makes worker processes useless for evaluation."""
+        return False
+
+    @property
+    def decoded_pixels(self) -> int:
+        """The short side of decoded frames: 8/7 of `pixels`, so that crops can move."""
+        return with_margin(self.sizes().pixels)
+
+    def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
+        """A by chance, and by what else is known, in a gallery of these numbers of clips; empty if nothing is."""
+        return chance(clips)
 
 
-def train_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks:
-    """The tasks in the order of training; `device` is where a cache on the device lies."""
-    if config.source == "scenes":
-        return [(task, _scenes(config, task, "train", config.clips, device)) for task in config.tasks or TASKS]
-    tasks = _by_task(config, _open(config, config.path))
-    if config.eval_path is not None:
-        return [(name, whole) for name, whole in tasks]
-    return [(name, _without(whole, _set_aside(config, name, whole))) for name, whole in tasks]
+def with_margin(pixels: int) -> int:
+    """Room for crops of `pixels`: 256 for 224."""
+    return -(-pixels * 8 // 7)
 
 
-def eval_tasks(config: DataConfig, device: torch.device | str = "cpu") -> Tasks:
-    """The evaluation clips of the same tasks, in the same order; none of them is trained on."""
-    if config.source == "scenes":
-        return [(task, _scenes(config, task, "eval", config.eval_clips, device)) for task in config.tasks or TASKS]
-    tasks = _by_task(config, _open(config, config.path))
-    if config.eval_path is None:
-        return [(name, _only(whole, _set_aside(config, name, whole))) for name, whole in tasks]
-    named = dict(_by_task(config, _open(config, config.eval_path)))
-    if missing := [name for name, _ in tasks if name not in named]:
-        raise StellaError(f"data.eval_path={config.eval_path} has no clips of task {', '.join(missing)}; add some")
-    return [(name, _only(named[name], _draw(config, len(named[name]), config.eval_clips))) for name, _ in tasks]
+def chance(clips: Sequence[int]) -> dict[str, float]:
+    """A in percent of random retrieval in a gallery of these numbers of clips by task."""
+    total = sum(clips)
+    return {"chance": 100 * sum(min(k, total) / total for k in RANKS) / len(RANKS)} if total else {}
 
 
-def all_tasks(config: DataConfig, evaluation: bool = False) -> Tasks:
-    """All clips of the data's path, or of its `eval_path`, by task, nothing set aside: what `stella pack` stores."""
-    if config.source == "scenes":
-        return (eval_tasks if evaluation else train_tasks)(replace(config, cache="off"))
-    if evaluation and config.eval_path is None:
-        raise StellaError("data.eval_path is not set: there are no clips for evaluation alone; set it or leave it out")
-    path = config.eval_path if evaluation else config.path
-    return [(name, whole) for name, whole in _by_task(config, _open(config, path))]
+class Files(Source, Protocol):
+    """Clips on a disk, whose labels name their tasks."""
+
+    root: Path
+
+    def labels(self, index: int) -> Labels: ...
 
 
-def _scenes(config: DataConfig, task: str, split: str, clips: int, device: torch.device | str) -> Source:
-    if config.cache == "off":
-        return Scenes(task, split, clips, size=config.size, seed=config.seed)
-    return _kept(task, split, clips, config.size, config.seed, str(device if config.cache == "device" else "cpu"))
+@dataclass(frozen=True)
+class FilesConfig(SourceConfig):
+    """A source of files. Its tasks are those of its labels, sorted by name, or one if it has none.
+
+    Without `eval_path` a tenth of each task's clips is held out for evaluation: at least ten (of fewer than 30 clips a
+    third), at most `eval_clips`.
+    """
+
+    path: str = ""  # folder of the clips to train on
+    eval_path: str | None = None  # folder of the clips to evaluate on, all of them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.path:
+            raise ConfigError(f"data.source={self.source} needs clips of your own: set data.path=FOLDER")
+
+    @abstractmethod
+    def open(self, evaluation: bool = False) -> Files:
+        """The clips of `path`, or of `eval_path`."""
+
+    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        if self.eval_path is not None:
+            return self.all_tasks()
+        return [(name, part(clips, self._split(name, clips)[0])) for name, clips in self._by_task(self.open())]
+
+    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        tasks = self._by_task(self.open())
+        if self.eval_path is None:
+            return [(name, part(clips, self._split(name, clips)[1])) for name, clips in tasks]
+        given = dict(self._by_task(self.open(evaluation=True)))
+        if missing := [name for name, _ in tasks if name not in given]:
+            raise StellaError(f"data.eval_path={self.eval_path} has no clips of task {', '.join(missing)}; add some")
+        return [(name, given[name]) for name, _ in tasks]
+
+    def all_tasks(self, evaluation: bool = False) -> Tasks:
+        if evaluation and self.eval_path is None:
+            raise StellaError("there are no clips for evaluation alone: set data.eval_path=FOLDER")
+        return list(self._by_task(self.open(evaluation)))
+
+    def _by_task(self, source: Files) -> list[tuple[str, View]]:
+        found: dict[str | None, list[int]] = {}
+        for index in range(len(source)):
+            found.setdefault(source.labels(index).task, []).append(index)
+        if set(found) == {None}:
+            found = {ONLY_TASK: found[None]}
+        if None in found and not self.tasks:
+            raise StellaError(
+                f"{len(found[None])} of {len(source)} clips in {source.root} have no task and the others have; "
+                "give them one, or name the tasks to use in data.tasks"
+            )
+        known = sorted(name for name in found if name is not None)
+        if missing := [name for name in self.tasks if name not in found]:
+            raise StellaError(
+                f"{source.root} has no clips of task {', '.join(missing)}; its tasks are {', '.join(known)}"
+            )
+        return [(name, part(source, found[name])) for name in self.tasks or known]
+
+    def _split(self, name: str, clips: View) -> tuple[list[int], list[int]]:
+        """The clips to train on, and those held out for evaluation."""
+        total = len(clips)
+        if total < 10:
+            raise StellaError(f"task {name} has {total} clips, too few to hold some out; set data.eval_path=FOLDER")
+        count = min(self.eval_clips, max(total // 10, min(10, total // 3)))
+        drawn = torch.randperm(total, generator=generator(self.seed, "evaluation clips"))[:count].tolist()
+        held_out = set(drawn)
+        return [index for index in range(total) if index not in held_out], sorted(held_out)
 
 
-@lru_cache(maxsize=2 * len(TASKS))
-def _kept(task: str, split: str, clips: int, size: str, seed: int, device: str) -> Cached:
-    """Runs of one process share what is rendered, whatever the order of their tasks."""
-    return Cached(Scenes(task, split, clips, size=size, seed=seed), device)
+@dataclass(frozen=True)
+class DecodedConfig(FilesConfig):
+    """Clips that are decoded while training."""
 
+    least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
-def _open(config: DataConfig, path: str | None) -> Folder | Shards | Packed:
-    assert path is not None  # DataConfig has checked it
-    if config.source == "packed":
-        return Packed(path)
-    decoded = math.ceil(config.pixels * 8 / 7)  # room for crops, as 256 is to 224
-    if config.source == "shards":
-        return Shards(path, config.frames, config.span, decoded)
-    labels = config.labels if path == config.path else config.eval_labels
-    return Folder(path, Plan(0.0, config.duration, config.frames, decoded, config.span), labels)
+    pixels: int = 224  # after cropping
+    frames: int = 4
+    duration: float = 10.24  # seconds of a clip
+    span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
 
-def _by_task(config: DataConfig, source: Folder | Shards | Packed) -> list[tuple[str, Part]]:
-    found: dict[str | None, list[int]] = {}
-    for index in range(len(source)):
-        found.setdefault(source.labels(index).task, []).append(index)
-    if set(found) == {None}:
-        found = {ONLY_TASK: found[None]}
-    wanted = config.tasks or sorted(name for name in found if name is not None)
-    if None in found and not config.tasks:
-        raise StellaError(
-            f"{len(found[None])} of {len(source)} clips in {source.root} have no task and the others have; "
-            "give them one, or name the tasks to use in data.tasks"
-        )
-    if missing := [name for name in wanted if name not in found]:
-        raise StellaError(
-            f"{source.root} has no clips of task {', '.join(missing)}; "
-            f"its tasks are {', '.join(sorted(name for name in found if name))}"
-        )
-    return [(name, part(source, found[name])) for name in wanted]
-
-
-def _set_aside(config: DataConfig, name: str, whole: Part) -> list[int]:
-    if len(whole) < 10:
-        raise StellaError(
-            f"task {name} has {len(whole)} clips, too few to set some aside for evaluation; set data.eval_path"
-        )
-    aside = max(len(whole) // 10, min(10, len(whole) // 3))
-    return _draw(config, len(whole), min(config.eval_clips, aside))
-
-
-def _draw(config: DataConfig, total: int, count: int) -> list[int]:
-    drawn: list[int] = torch.randperm(total, generator=generator(config.seed, "evaluation clips"))[:count].tolist()
-    return sorted(drawn)
-
-
-def _only(whole: Part, chosen: Sequence[int]) -> Part:
-    return part(whole.source, [whole.indices[i] for i in chosen])
-
-
-def _without(whole: Part, chosen: Sequence[int]) -> Part:
-    left_out = set(chosen)
-    return part(whole.source, [index for i, index in enumerate(whole.indices) if i not in left_out])
+    def sizes(self) -> Sizes:
+        return Sizes(self.pixels, round(self.duration * 100), self.frames)

@@ -1,76 +1,138 @@
-"""Views of sources: some of the clips, several sources joined, clips kept once they were made."""
+"""Views of sources: a selection of clips from one or several, and clips cached once they are made."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from stella.clip import ArraySource, BatchSource, Clip, Labels, Source, labels_of, place_of, send
+from stella.clip import MIDDLE, ArraySource, BatchSource, Clip, Labels, Source, clip_of, labels_of, location_of, send
 
-BLOCK = 32  # clips that are made together
+BLOCK = 32  # clips that a cache makes together
+
+Device = torch.device | str
 
 
-class Part:
-    """Some clips of a source."""
+class View:
+    """Some clips of one or several sources, in an order of its own."""
 
-    def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self.source, self.indices = source, list(indices)
+    def __init__(self, sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> None:
+        self.sources = list(sources)
+        self.clips = list(clips)  # for each clip: which source, and its index there
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.clips)
 
     def __getitem__(self, index: int) -> Clip:
-        return self.source[self.indices[index]]
+        return self.clip(index)
+
+    def clip(self, index: int, window: float = MIDDLE) -> Clip:
+        return clip_of(*self._at(index), window)
 
     def labels(self, index: int) -> Labels:
-        return labels_of(self.source, [self.indices[index]])[0]
+        source, inside = self._at(index)
+        return labels_of(source, [inside])[0]
 
-    def place(self, index: int) -> str:
-        return place_of(self.source, self.indices[index])
+    def location(self, index: int) -> str:
+        return location_of(*self._at(index))
 
-    def inside(self, indices: Sequence[int]) -> list[int]:
-        """Where clips of the part are in the whole."""
-        return [self.indices[index] for index in indices]
+    def _at(self, index: int) -> tuple[Source, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"clip {index} of {len(self)}")
+        which, inside = self.clips[index]
+        return self.sources[which], inside
+
+    def _by_source(self, indices: Sequence[int]) -> tuple[list[tuple[int, list[int], list[int]]], Tensor]:
+        """For each source: its number, rows in the batch, indices there. And the order [B] that restores the batch."""
+        numbers = sorted({self.clips[index][0] for index in indices})
+        rows = {n: [row for row, index in enumerate(indices) if self.clips[index][0] == n] for n in numbers}
+        order = torch.tensor([row for n in numbers for row in rows[n]], dtype=torch.int64).argsort()
+        return [(n, rows[n], [self.clips[indices[row]][1] for row in rows[n]]) for n in numbers], order
 
 
-class BatchPart(Part):
-    def __init__(self, source: BatchSource, indices: Sequence[int]) -> None:
-        super().__init__(source, indices)
-        self._batches = source
+class BatchView(View):
+    """A view of batch sources."""
 
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        return self._batches.tensors(self.inside(indices), device)
+    def __init__(self, sources: Sequence[BatchSource], clips: Sequence[tuple[int, int]]) -> None:
+        super().__init__(sources, clips)
+        self._batches = list(sources)
+
+    def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
+        parts, order = self._by_source(indices)
+        return _joined([self._batches[n].tensors(inside, device) for n, _, inside in parts], order)
 
 
-class ArrayPart(BatchPart):
-    def __init__(self, source: ArraySource, indices: Sequence[int]) -> None:
-        super().__init__(source, indices)
-        self._arrays = source
+class ArrayView(View):
+    """A view of array sources."""
+
+    def __init__(self, sources: Sequence[ArraySource], clips: Sequence[tuple[int, int]]) -> None:
+        super().__init__(sources, clips)
+        self._arrays = list(sources)
+
+    def tensors(
+        self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        parts, order = self._by_source(indices)
+        made = [self._arrays[n].tensors(inside, device, _of(windows, rows)) for n, rows, inside in parts]
+        return _joined(made, order)
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
-        return self._arrays.lengths(self.inside(indices))
+        parts, order = self._by_source(indices)
+        return torch.cat([self._arrays[n].lengths(inside) for n, _, inside in parts])[order]
 
-    def expect(self, indices: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._arrays.expect(self.inside(indices), device)
+    def expect(self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None) -> None:
+        for n, rows, inside in self._by_source(indices)[0]:
+            self._arrays[n].expect(inside, device, _of(windows, rows))
 
 
-def part(source: Source, indices: Sequence[int]) -> Part:
-    """These clips of a source, made or read as that makes or reads them."""
-    if isinstance(source, ArraySource):
-        return ArrayPart(source, indices)
-    return BatchPart(source, indices) if isinstance(source, BatchSource) else Part(source, indices)
+def _of(windows: Sequence[float] | None, rows: Sequence[int]) -> list[float] | None:
+    return None if windows is None else [windows[row] for row in rows]
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]], order: Tensor) -> tuple[Tensor, Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    video, audio = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return video[send(order, video.device)], audio[send(order, audio.device)]
+
+
+def view(sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> View:
+    """A view that can do what all its sources can."""
+    arrays = [source for source in sources if isinstance(source, ArraySource)]
+    if len(arrays) == len(sources):
+        return ArrayView(arrays, clips)
+    batches = [source for source in sources if isinstance(source, BatchSource)]
+    return BatchView(batches, clips) if len(batches) == len(sources) else View(sources, clips)
+
+
+def part(source: Source, indices: Sequence[int]) -> View:
+    """These clips of a source, in this order."""
+    if isinstance(source, View):
+        return view(source.sources, [source.clips[index] for index in indices])
+    return view([source], [(0, index) for index in indices])
+
+
+def join(sources: Sequence[Source]) -> View:
+    """All clips of several sources, one source after the other."""
+    found: dict[int, Source] = {}  # by identity: parts of one source remain one source
+    clips: list[tuple[int, int]] = []
+    for source in sources:
+        each = source if isinstance(source, View) else part(source, range(len(source)))
+        found |= {id(inner): inner for inner in each.sources}
+        number = [list(found).index(id(inner)) for inner in each.sources]
+        clips += [(number[which], inside) for which, inside in each.clips]
+    return view(list(found.values()), clips)
 
 
 class Cached:
-    """A source whose clips and labels are kept once they were asked for, in RAM or on a device.
+    """A batch source that keeps its clips and labels, in RAM or on a device, once they are made.
 
-    Nothing downstream can tell: waveforms stay float32, because sixteen bits would change them. One process fills it,
-    so it is of no use to a stream with workers.
+    The tensors are those of the source: waveforms stay float32. The cache fills in one process, so it is of no use to
+    a stream with workers.
     """
 
-    def __init__(self, source: BatchSource, device: torch.device | str = "cpu") -> None:
+    def __init__(self, source: BatchSource, device: Device = "cpu") -> None:
         self.source, self.device = source, torch.device(device)
-        self._kept = torch.zeros(len(source), dtype=torch.bool)  # which clips are here
+        self._made = torch.zeros(len(source), dtype=torch.bool)
         self._columns: tuple[Tensor, Tensor] | None = None
         self._labels: dict[int, Labels] = {}
 
@@ -85,10 +147,10 @@ class Cached:
             self._labels[index] = labels_of(self.source, [index])[0]
         return self._labels[index]
 
-    def place(self, index: int) -> str:
-        return place_of(self.source, index)
+    def location(self, index: int) -> str:
+        return location_of(self.source, index)
 
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
         wanted = torch.tensor(list(indices), dtype=torch.int64)
         if missing := self._missing(wanted):
             made = self.source.tensors(missing, device)
@@ -97,72 +159,13 @@ class Cached:
                 self._columns = frames, waveforms
             for column, rows in zip(self._columns, made, strict=True):
                 column[torch.tensor(missing, device=self.device)] = rows.to(self.device)
-            self._kept[missing] = True
+            self._made[missing] = True
         assert self._columns is not None
         frames, waveforms = (send(column[send(wanted, self.device)], device) for column in self._columns)
         return frames, waveforms
 
     def _missing(self, wanted: Tensor) -> list[int]:
-        """What must be made for these clips: whole blocks, since a few large renderings cost less than many small."""
-        blocks = sorted({index // BLOCK for index in wanted[~self._kept[wanted]].tolist()})
+        """The clips to make for these: whole blocks, since a few large renderings cost less than many small ones."""
+        blocks = sorted({index // BLOCK for index in wanted[~self._made[wanted]].tolist()})
         around = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
-        return [index for index in around if not self._kept[index]]
-
-
-class Joined:
-    """Several sources as one, in order: what was clip i of the second is now clip len(first) + i."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = list(sources)
-        self._ends = torch.tensor([len(source) for source in sources]).cumsum(0)  # [sources]
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> Clip:
-        source, local = self._locate(index)
-        return source[local]
-
-    def labels(self, index: int) -> Labels:
-        source, local = self._locate(index)
-        return labels_of(source, [local])[0]
-
-    def place(self, index: int) -> str:
-        source, local = self._locate(index)
-        return place_of(source, local)
-
-    def _locate(self, index: int) -> tuple[Source, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"clip {index} of {len(self)}")
-        which = int(torch.searchsorted(self._ends, index, right=True))
-        return self.sources[which], index - (int(self._ends[which - 1]) if which else 0)
-
-
-class JoinedBatches(Joined):
-    """As `Joined`, of sources that make many clips at once."""
-
-    def __init__(self, sources: Sequence[BatchSource]) -> None:
-        super().__init__(sources)
-        self._makers = list(sources)
-
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        wanted = torch.tensor(list(indices), dtype=torch.int64)
-        which = torch.searchsorted(self._ends, wanted, right=True)  # [B]
-        order: list[Tensor] = []
-        made: list[tuple[Tensor, Tensor]] = []
-        for number in sorted(set(which.tolist())):
-            rows = (which == number).nonzero().flatten()
-            start = int(self._ends[number - 1]) if number else 0
-            order.append(rows)
-            made.append(self._makers[number].tensors((wanted[rows] - start).tolist(), device))
-        back = send(torch.cat(order).argsort(), device)
-        return torch.cat([frames for frames, _ in made])[back], torch.cat([waveforms for _, waveforms in made])[back]
-
-
-def join(sources: Sequence[Source]) -> Source:
-    """All clips of several sources as one source, which makes batches at once where each of them does."""
-    parts = [source for source in sources if isinstance(source, Part)]
-    if len(parts) == len(sources) and len({id(each.source) for each in parts}) == 1:
-        return part(parts[0].source, [index for each in parts for index in each.indices])
-    makers = [source for source in sources if isinstance(source, BatchSource)]
-    return JoinedBatches(makers) if len(makers) == len(sources) else Joined(sources)
+        return [index for index in around if not self._made[index]]

@@ -1,9 +1,8 @@
-"""Worker processes that may hang or die without taking the run with them; `prepare` and `stream` share them.
+"""A pool of worker processes that survives hanging and dead workers; `prepare`, `pack` and `stream` use it.
 
-A `task(job, tick)` is run in each worker. It calls `tick(item)` when it begins an item that might hang, and `tick(-1)`
-when it is past such items. A worker that spends longer than the time limit on one item is killed; one that dies is
-replaced. Either way the job it was busy with comes back as `Lost`, for the caller to decide on, and the jobs queued
-behind it are sent again.
+Each worker runs `task(job, tick)`. The task calls `tick(item)` when it begins an item that might hang, and `tick(-1)`
+after the last one. A worker that spends longer than the time limit on one item is killed, and a dead worker is
+replaced. In both cases its current job comes back as `Lost`, and the jobs queued behind it are submitted again.
 """
 
 import contextlib
@@ -30,8 +29,8 @@ from stella.errors import StellaError
 Tick = Callable[[int], None]
 Task = Callable[[Any, Tick], Any]
 
-# A fork server imports torch once, so that a replacement for a killed worker starts in milliseconds; a plain fork would
-# copy the parent's threads and GPU state.
+# A fork server imports torch once, so that a new worker starts in milliseconds. A plain fork would copy the parent's
+# threads and GPU state.
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -43,7 +42,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Lost:
-    """A job whose worker was killed for hanging on `item`, or died at it (-1: at none)."""
+    """A job whose worker hung or died at `item` (-1: at none)."""
 
     key: int
     item: int
@@ -65,19 +64,15 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """How many jobs can be submitted now."""
+        """The number of jobs that can be submitted now."""
         return sum(self.depth - len(worker.jobs) for worker in self._workers)
 
-    @property
-    def busy(self) -> bool:
-        return any(worker.jobs for worker in self._workers)
-
     def submit(self, key: int, job: object) -> None:
-        """Queue a job with the least busy worker. Its key comes back with its result."""
+        """Queue a job at the least busy worker. Its result comes back with `key`."""
         min(self._workers, key=lambda worker: len(worker.jobs)).submit(key, job)
 
     def wait(self) -> Done | Lost:
-        """The next job to end, in whatever order. A failure inside a task is raised here."""
+        """The next job to end, in any order. An exception of the task is raised here."""
         while True:
             handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
             ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
@@ -86,10 +81,10 @@ class Pool:
                     return event
 
     def _poll(self, position: int, worker: "_Worker", speaks: bool, ended: bool) -> Done | Lost | None:
-        if speaks:  # even if it ended since: its last words count
+        if speaks:  # read it even if the worker has ended since
             try:
                 message = worker.pipe.recv()
-            except (EOFError, OSError):  # also when it died before handing over its shared memory
+            except (EOFError, OSError):  # also if it died before it passed its shared memory on
                 return self._replace(position, worker, hung=False)
             return worker.take(message)
         if ended:
@@ -100,7 +95,7 @@ class Pool:
         return None
 
     def _replace(self, position: int, worker: "_Worker", hung: bool, seen: "_Status | None" = None) -> Lost | None:
-        """`seen` is what a hung worker was found at: it may have moved on before it was killed."""
+        """`seen` is the status in which a worker was found hanging: it may have changed before the kill."""
         worker.stop()
         exitcode = worker.process.exitcode
         if not worker.started:
@@ -110,7 +105,7 @@ class Pool:
             )
         fresh = self._workers[position] = _Worker(worker.context, worker.task)
         status, jobs = seen or worker.status(), worker.jobs
-        blamed = status.key if status.key in jobs else next(iter(jobs), None)  # results may be lost with their maker
+        blamed = status.key if status.key in jobs else next(iter(jobs), None)  # a result may be lost with its worker
         for key, job in jobs.items():
             if key != blamed:
                 fresh.submit(key, job)
@@ -127,7 +122,7 @@ class _Worker:
 
     def __init__(self, context: BaseContext, task: Task) -> None:
         self.context, self.task = context, task
-        self.jobs: dict[int, object] = {}  # queued, the one in work first
+        self.jobs: dict[int, object] = {}  # queued, the current one first
         self.started = False
         self._status = context.RawArray("d", [-1, -1, 0])  # as in _Status
         self.pipe, child = context.Pipe()
@@ -147,7 +142,7 @@ class _Worker:
 
     def submit(self, key: int, job: object) -> None:
         self.jobs[key] = job
-        with contextlib.suppress(OSError):  # it just died: `wait` will notice, and send the job again
+        with contextlib.suppress(OSError):  # it just died: `wait` notices and submits the job again
             self.pipe.send((key, job))
 
     def take(self, message: Any) -> Done | None:
@@ -168,7 +163,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Status:
-    """What a worker is busy with: which job, which item of it (-1: none), and since when."""
+    """A worker's current job, the item of it (-1: none), and when it began that."""
 
     key: int
     item: int
@@ -177,7 +172,7 @@ class _Status:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception that a task raised, on its way to the parent."""
+    """An exception of a task, sent to the parent."""
 
     error: StellaError | None
     trace: str
@@ -187,17 +182,17 @@ class _Failure:
 
 
 def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> None:
-    """The life of a worker: jobs come in through the pipe and results go out, until the parent closes it or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then stops its workers
+    """A worker's main loop: jobs in, results out, until the parent closes the pipe or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
 
     def tick(item: int) -> None:
-        status[2] = time.monotonic()  # first, so that a new item is never read with an old time
+        status[2] = time.monotonic()  # first: a new item must never be read with an old time
         status[1] = item
 
-    give_back = _give_back()
-    with contextlib.suppress(EOFError, OSError):  # the parent went away
+    trim = _trim()
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         pipe.send(None)
         for count in itertools.count(1):
             key, job = pipe.recv()
@@ -209,22 +204,22 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> 
             tick(-1)
             pipe.send((key, result))
             del result
-            if count % 10 == 0:  # each time costs as much as a clip
-                give_back()
+            if count % 10 == 0:  # it costs as much as a clip
+                trim()
 
 
-def _give_back() -> Callable[[], object]:
-    """What returns freed memory to the system. glibc keeps it in a heap that frames of many sizes tear to pieces: over
-    hundreds of clips a worker would grow to twice its size."""
+def _trim() -> Callable[[], object]:
+    """A function that returns freed memory to the system. Frames of many sizes fragment glibc's heap: without it a
+    worker grows to twice its size over hundreds of clips."""
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        malloc_trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # another C library
         return lambda: None
-    return lambda: trim(0)
+    return lambda: malloc_trim(0)
 
 
 def _die_with_parent() -> None:
-    """A worker that hangs would not notice its closed pipe. A fork server ends with the process that it serves."""
+    """End with the parent even while a task hangs. (A fork server ends with the process that started it.)"""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.2)

@@ -1,7 +1,7 @@
 """The recipe of a reproduction: a base configuration, named variants of it, and the orders of tasks they are run in.
 
 A TOML file in `recipes/`. A recipe that is `like` another and has no base has that one's: their runs can be compared.
-One whose base reads no scenes needs `data.path=…` from whoever runs it.
+One whose base reads files needs `data.path=…` on the command line.
 """
 
 from collections.abc import Sequence
@@ -61,14 +61,7 @@ class Recipe:
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
         """`overrides` change the base; what a variant sets is its own."""
-        tree = self.tree([*overrides, *self.variants[variant].set], self.orders[order].tasks)
-        data = tree.get("data", {})
-        if data.get("source", "scenes") != "scenes" and "path" not in data:
-            raise StellaError(
-                f"“{self.title}” needs clips of your own: give data.path=PLACE, and data.source=folder or packed "
-                "where that holds no shards"
-            )
-        return build(RunConfig, tree)
+        return build(RunConfig, self.tree([*overrides, *self.variants[variant].set], self.orders[order].tasks))
 
     def about(self, overrides: Sequence[str] = ()) -> str:
         """What all variants share unless they say otherwise, in one line."""

@@ -1,13 +1,12 @@
 """Results of a reproduction as one CSV: collected from run folders, and read again without them."""
 
 import csv
-import fcntl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stella.errors import StellaError
 from stella.experiments.compare import row, to_csv
-from stella.files import write_text
+from stella.files import lock, write_text
 from stella.runs.folder import RunFolder
 from stella.runs.record import Spread
 
@@ -22,8 +21,7 @@ def collect(folder: Path | str) -> Path:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "results.lock").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)  # waits, and goes with the process
+    with lock(folder / "results.lock", wait=True):
         found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
         rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found if run.end is not None]
         write_text(folder / "results.csv", to_csv(rows))

@@ -49,7 +49,7 @@ def measure_all(
         config = configs[name]
         facts = environment(machine(config.train))
         about = {"name": name, "method": config.method, "batch": config.stream.batch_size, "steps": steps}
-        sizes = {"model": config.model.preset, "clips": config.data.size, "precision": facts["precision"]}
+        sizes = {"model": config.model.preset, "clips": config.data.label, "precision": facts["precision"]}
         rows.append(about | vars(speed) | sizes | provenance(facts))
         console.print(f"{name}: {speed.clips_per_second:.1f} clips/s, {speed.peak_bytes / 1e9:.2f} GB", highlight=False)
     return rows

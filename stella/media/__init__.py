@@ -1,1 +1,1 @@
-"""A file becomes a Clip, and a Clip a file. PyAV is imported only when one is opened."""
+"""Reads and writes clips as media files. PyAV is imported only when a file is opened."""

@@ -1,7 +1,6 @@
-"""Augmentation as the paper's training table names it: multi-scale crop, audio time shift, audio noise.
+"""Augmentation of the paper's training table: multi-scale crop, audio time shift, audio noise.
 
-Each clip of a batch draws for itself from the given generator: same seed, same result. The draws are made on the
-generator's device and travel to the data's.
+Each clip of a batch has its own draws. They are made on the generator's device, then copied to the data's.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from stella.errors import StellaError
 
 SCALES = (1.0, 0.875, 0.75, 0.66)  # of the short side
 MAX_DISTORT = 1  # a crop's width and height are at most this many scales apart
-# Where a crop may lie, in quarters of the free room (x, y): corners and centre, then the sides and the inner four.
+# Positions of a crop, in quarters of the free space (x, y): corners and centre, then the sides and the inner four.
 OFFSETS = (
     *((0, 0), (4, 0), (0, 4), (4, 4), (2, 2)),
     *((0, 2), (4, 2), (2, 4), (2, 0), (1, 1), (3, 1), (1, 3), (3, 3)),
@@ -23,26 +22,24 @@ OFFSETS = (
 
 
 def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: one crop a clip, the same for all its frames.
+    """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: one crop per clip, the same for all its frames.
 
-    The crop is resampled bilinearly without antialiasing, which is right as long as the short side is at most about
-    1.5 times `size`: decode to such a size.
+    The crop is resampled bilinearly without antialiasing, so the short side should be at most about 1.5 times `size`.
     """
     height, width = video.shape[-2:]
     sides = [int(min(height, width) * scale) for scale in SCALES]
-    sides = [size if abs(side - size) < 3 else side for side in sides]  # near enough: take the pixels as they are
+    sides = [size if abs(side - size) < 3 else side for side in sides]  # near enough: no resampling
     sides = [min(side, height, width) for side in sides]
     shapes = [(w, h) for i, h in enumerate(sides) for j, w in enumerate(sides) if abs(i - j) <= MAX_DISTORT]
     shape = _draw(shapes, len(video), generator)  # [B, 2], width and height
     quarters = _draw(OFFSETS, len(video), generator)  # [B, 2]
-    corner = (torch.tensor([width, height], device=shape.device) - shape).div(
-        4, rounding_mode="floor"
-    ) * quarters  # [B, 2], x and y
+    free = torch.tensor([width, height], device=shape.device) - shape
+    corner = free.div(4, rounding_mode="floor") * quarters  # [B, 2], x and y
     return _resample(video, corner, shape, size)
 
 
 def center_crop(video: Tensor, size: int) -> Tensor:
-    """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: the square in the middle, without antialiasing as above."""
+    """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: the centre square, without antialiasing as above."""
     height, width = video.shape[-2:]
     side = min(height, width)
     corner = torch.tensor([(width - side) // 2, (height - side) // 2])
@@ -52,7 +49,7 @@ def center_crop(video: Tensor, size: int) -> Tensor:
 
 
 def time_shift(spec: Tensor, generator: torch.Generator, most: int = 10) -> Tensor:
-    """[B, time, mel], each clip rolled along time by its own integer in -most … most."""
+    """[B, time, mel], each clip rolled along time by a random integer in -most … most."""
     shift = send(_draw(range(-most, most + 1), len(spec), generator), spec.device)  # [B]
     source = (torch.arange(spec.shape[1], device=spec.device) - shift[:, None]) % spec.shape[1]  # [B, time]
     return spec.gather(1, source[..., None].expand_as(spec))
@@ -74,7 +71,7 @@ def _draw(choices: Sequence[object], count: int, generator: torch.Generator) -> 
 def _resample(video: Tensor, corner: Tensor, shape: Tensor, size: int) -> Tensor:
     """Each clip's box (corner and shape [B, 2], as x and y) scaled to size × size.
 
-    A box's rim is not mixed with what lies outside of it.
+    Pixels at the border are not mixed with those outside the box.
     """
     if video.dtype != torch.uint8 or video.dim() != 5:
         raise StellaError(f"a crop takes uint8 video [B, T, 3, H, W], not {video.dtype} {list(video.shape)}")
@@ -82,8 +79,8 @@ def _resample(video: Tensor, corner: Tensor, shape: Tensor, size: int) -> Tensor
     corner, shape = send(corner[:, None], video.device), send(shape[:, None], video.device)  # [B, 1, 2]
     centres = (torch.arange(size, device=video.device)[:, None] + 0.5) / size  # [size, 1]
     pixel = torch.minimum((centres * shape - 0.5).clamp(min=0), shape - 1) + corner  # [B, size, 2]
-    place = (2 * pixel + 1) / send(torch.tensor([width, height]), video.device) - 1  # as grid_sample counts
-    x, y = place.unbind(-1)  # [B, size]
+    grid_xy = (2 * pixel + 1) / send(torch.tensor([width, height]), video.device) - 1  # grid_sample's coordinates
+    x, y = grid_xy.unbind(-1)  # [B, size]
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], -1)
     flat = video.reshape(batch, frames * channels, height, width).float()
     out = F.grid_sample(flat, grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -1,4 +1,4 @@
-"""What FFmpeg decodes becomes numbers: audio frames one waveform at 16 kHz, a video frame a small upright picture."""
+"""Converts what FFmpeg decodes: audio frames to a waveform at 16 kHz, a video frame to a small upright picture."""
 
 import math
 from fractions import Fraction
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import require
+from stella.media.codecs import exact
 
-JITTER = 0.05  # seconds by which audio timestamps may stray before they count as a gap
-RING = 0.05  # seconds of audio around the window that its resampling leans on
-ASPECT_MOST = 2  # wider or taller pictures are centre-cropped to this before scaling
+JITTER = 0.05  # seconds of timestamp error below which audio counts as continuous
+RING = 0.05  # seconds of audio around the clip that the resampling filter needs
+ASPECT_MOST = 2  # wider or taller pictures are centre-cropped to this aspect ratio before scaling
 
 
 class Sound:
-    """Decoded audio frames, each run of them resampled once and laid where its timestamps say."""
+    """Collects decoded audio frames; each continuous run is resampled once and placed by its timestamps."""
 
     def __init__(self, begin: float, end: float) -> None:
         self.begin, self.end = begin, end
@@ -32,7 +33,7 @@ class Sound:
             return
         kind = (frame.format.name, frame.layout.name, frame.sample_rate)
         if kind != self.kind or abs(begin - self.due) > JITTER:
-            # a float mix is not kept below 1 unless told to: stereo is then the mean, as for integer samples
+            # keeps a float mix below 1: stereo becomes the mean, as for integer samples
             options = {"rematrix_maxval": "1.0"}
             resampler = require("av").AudioResampler("fltp", "mono", SAMPLE_RATE, options=options)
             self.runs.append((begin, resampler, []))
@@ -43,7 +44,7 @@ class Sound:
         self.due += frame.samples / frame.sample_rate
 
     def waveform(self) -> Any:
-        """float32 [S] from the beginning of the window to the last sample in it; empty if there is none."""
+        """float32 [S] from the beginning of the clip to the last sample in it; empty if there is none."""
         wave = np.zeros(round((self.end - self.begin) * SAMPLE_RATE), np.float32)
         last = 0
         for time_0, resampler, out in self.runs:
@@ -57,10 +58,9 @@ class Sound:
 
 
 def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -> Tensor:
-    """uint8 [3, H, W] as it is meant to be seen: square pixels, upright, the short side `size`."""
+    """uint8 [3, H, W] as a player shows it: square pixels, upright, with a short side of `size`."""
     matrix = next((np.frombuffer(s, np.int32) for s in frame.side_data if s.type.name == "DISPLAYMATRIX"), None)
-    flags = require("av.video.reformatter").Interpolation
-    how = {"format": "rgb24", "interpolation": flags.BILINEAR | flags.ACCURATE_RND | flags.FULL_CHR_H_INT, "threads": 1}
+    how = {"format": "rgb24", "interpolation": exact(), "threads": 1}
     width, height = frame.width * float(pixel_aspect or 1), float(frame.height)
     if max(width, height) > ASPECT_MOST * min(width, height):
         keep_w = max(1, round(frame.width * min(1, ASPECT_MOST * height / width)))
@@ -75,7 +75,7 @@ def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -
 
 
 def _upright(image: Tensor, matrix: Any) -> Tensor:
-    """Turn and mirror [3, H, W] as the file's display matrix says: x' = a x + c y, y' = b x + d y."""
+    """Rotate and flip [3, H, W] by the file's display matrix: x' = a x + c y, y' = b x + d y."""
     if matrix is None:
         return image
     a, b, c, d = (int(matrix[i]) for i in (0, 1, 3, 4))

@@ -1,7 +1,7 @@
-"""A file becomes a `Clip`: seek to the window, decode only what is asked for, scale in the decoder's own scaler.
+"""Reads a `Clip` from a video file: seeks, decodes only the packets it needs, scales in FFmpeg's scaler.
 
-Everything that can be wrong with a file ends in one `ClipError`; its `reason` is one of a few fixed phrases, so that
-a run can count them. `time_limit` is watched between packets and, inside FFmpeg, between reads.
+Whatever is wrong with a file ends in one `ClipError`, whose `reason` is one of a few fixed phrases, so that a run can
+count them. `time_limit` is checked between packets and, inside FFmpeg, between reads.
 """
 
 import math
@@ -15,79 +15,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE, Clip
+from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
 from stella.media.files import check_time, open_media, video_of
 
-SEEK_BACK = (
-    1.0,
-    10.0,
-    math.inf,
-)  # seconds before the window to look for a keyframe and early audio; inf: from the start
-PATIENCE = 10.0  # one track this many seconds past the window without news of the other: it has nothing more to say
+# Seconds before the cut at which to look for a keyframe and early audio, one after the other; inf: the file's start.
+SEEK_BACK = (1.0, 10.0, math.inf)
+PATIENCE = 10.0  # seconds: a track this far past the cut without a packet of the other means the other has ended
 SLACK = 0.5  # seconds by which a file may hold less than its header says
-HELD_MOST = 1 << 30  # bytes of compressed video held for one window
+HELD_MOST = 1 << 30  # bytes of compressed video held for one clip
 OWN_LENGTHS = ("mov", "avi")  # formats that state the length of each track, not only of the whole
 NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
 
-Times = Callable[[float, float], list[float]]  # from a stretch of video (begin, end) to the wanted times in it
+Times = Callable[[float, float], list[float]]  # (begin, end) of the video in a cut → the times of wanted frames
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to take from a file. Times are seconds from the file's own beginning."""
+    """The clip to cut out of a file, in seconds from the file's beginning, and the frames to take from it."""
 
     start: float = 0.0
     duration: float = 10.24
     frames: int = 4
     size: int = 256  # short side in pixels
-    span: float | None = 4.0  # the frames come from this many seconds in the middle of the window; none: from all of it
+    span: float | None = 4.0  # length in seconds of the window that the frames come from; none: the whole clip
 
     def __post_init__(self) -> None:
         if self.frames < 1 or self.size < 1:
             raise ConfigError(f"a plan needs frames and size of at least 1, not {self.frames} and {self.size}")
-        _check_window(self.start, self.duration)
+        _check_cut(self.start, self.duration)
         if self.span is not None and not 0 < self.span < math.inf:
             raise ConfigError(f"a plan's span is a positive number of seconds or none, not {self.span}")
 
-    def times(self, begin: float, end: float) -> list[float]:
-        """The centres of `frames` equal parts of `span` seconds in the middle of begin…end."""
+    def times(self, begin: float, end: float, window: float = MIDDLE) -> list[float]:
+        """The centres of `frames` equal parts of a window; window 0 starts at `begin`, window 1 ends at `end`."""
         span = min(end - begin, self.span or math.inf)
-        first = (begin + end - span) / 2
+        first = begin + window * (end - begin - span)
         return [first + (i + 0.5) * span / self.frames for i in range(self.frames)]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a file says about itself, without decoding it."""
+def decode(path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: float = 30.0) -> Clip:
+    """One clip of a file, or `ClipError`. `window` places the frames within the clip, as in `Plan.times`.
 
-    duration: float | None  # seconds
-    video: str | None  # codec, or none if there is no such track
-    audio: str | None
-    width: int = 0
-    height: int = 0
-    fps: float | None = None
-    sample_rate: int = 0
-    channels: int = 0
-
-
-def decode(path: Path | str, plan: Plan, *, time_limit: float = 30.0) -> Clip:
-    """One clip of a file, or `ClipError`.
-
-    Every wanted time takes the frame being shown then. The waveform begins with the window: where the file is silent
-    for lack of data (before the track begins, in a gap) it is zero, as a player plays it, but at the end it is simply
-    shorter than the window.
+    Each time takes the frame being shown then. The waveform covers the whole clip: it is zero where the file has no
+    data (before the track begins, in a gap), as a player plays it, and shorter than the clip where the file ends.
     """
-    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, plan.times, time_limit)
+
+    def times(begin: float, end: float) -> list[float]:
+        return plan.times(begin, end, window)
+
+    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit)
     return Clip(str(path), video, audio)
 
 
-def read_window(
+def read_cut(
     path: Path | str, start: float, duration: float, fps: float, size: int, *, time_limit: float = 300.0
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
-    _check_window(start, duration)
+    _check_cut(start, duration)
     if not fps > 0 or size < 1:
         raise ConfigError(f"fps and size must be positive, not {fps} and {size}")
 
@@ -97,22 +83,10 @@ def read_window(
     return _read(Path(path), start, duration, size, times, time_limit)
 
 
-def probe(path: Path | str, *, time_limit: float = 30.0) -> Probe:
-    """Duration and tracks. A missing track is None here; a file that is no media at all raises `ClipError`."""
+def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
+    """The length of a file in seconds as its header states it, None if it does not."""
     with open_media(Path(path), time.monotonic() + time_limit) as container:
-        video, audio = video_of(container), next(iter(container.streams.audio), None)
-        found: dict[str, Any] = {}
-        if video is not None and video.codec_context:
-            rate = video.average_rate
-            found |= {"width": video.width, "height": video.height, "fps": float(rate) if rate else None}
-        if audio is not None and audio.codec_context:
-            found |= {"sample_rate": audio.sample_rate, "channels": audio.channels}
-        return Probe(
-            container.duration / 1e6 if container.duration else None,
-            _codec(video),
-            _codec(audio),
-            **found,
-        )
+        return container.duration / 1e6 if container.duration else None
 
 
 def _read(
@@ -121,15 +95,15 @@ def _read(
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
         with open_media(path, deadline) as container:
-            window = _Window(path, container, start, duration, deadline)
-            if window.gather(back):
-                waveform = window.waveform()
-                return window.pictures(times, size), waveform
-    raise AssertionError("reading from the start of a file never asks to look further back")
+            cut = _Cut(path, container, start, duration, deadline)
+            if cut.gather(back):
+                waveform = cut.waveform()
+                return cut.pictures(times, size), waveform
+    raise AssertionError("a read from the start of a file always succeeds")
 
 
-class _Window:
-    """The packets of one window of an open file, and what is decoded from them."""
+class _Cut:
+    """The packets of one clip of an open file, and what is decoded from them."""
 
     def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
         self.path, self.container, self.deadline = path, container, deadline
@@ -152,7 +126,7 @@ class _Window:
         self.end = self.begin + duration
         self.video_packets: list[Any] = []
         self.audio_packets: list[Any] = []
-        self.at_end = False  # the file ended, or could not be read further, inside the window
+        self.at_end = False  # the file ended, or became unreadable, inside the clip
 
     def _span(self, packet: Any) -> tuple[float, float]:
         """When a packet's content begins and ends, in seconds of the file's clock."""
@@ -161,7 +135,7 @@ class _Window:
         return begin, begin + (packet.duration or 0) * tick
 
     def gather(self, back: float) -> bool:
-        """Collect the packets that the window needs; False if the seek landed behind the keyframe it needs."""
+        """Collect the packets that the clip needs; False if the seek landed behind the keyframe it needs."""
         from_start = self.begin - back <= self.origin
         if not from_start and not self._seek(self.begin - back):
             return False
@@ -178,12 +152,12 @@ class _Window:
                     continue
                 if not self.video_packets and begin > self.begin and not from_start:
                     return False
-                if reached_v < self.end:  # the first one past the end tells how long the last is shown
+                if reached_v < self.end:  # the first packet past the end tells how long the last frame is shown
                     self.video_packets.append(packet)
                     held += packet.size
                 reached_v = max(reached_v, begin if packet.dts is None else packet.dts * self.tick[self.video.index])
             if held > HELD_MOST:
-                raise ClipError(self.path, "too much data in the window", "re-encode it with more keyframes")
+                raise ClipError(self.path, "too much data in the clip", "re-encode it with more keyframes")
             if min(reached_v, reached_a) >= self.end or max(reached_v, reached_a) >= self.end + PATIENCE:
                 break
         else:
@@ -198,7 +172,7 @@ class _Window:
         return True
 
     def _demux(self) -> Iterator[Any]:
-        """Packets up to the end of the file or of its readable part: whether that is enough is judged by the rest."""
+        """Packets up to the end of the file's readable part; `_check_reached` decides whether that is enough."""
         av = require("av")
         try:
             for packet in self.container.demux(self.video, self.audio):
@@ -211,7 +185,7 @@ class _Window:
             return
 
     def waveform(self) -> Tensor:
-        """float32 [S], 16 kHz mono; sample 0 is the beginning of the window."""
+        """float32 [S], 16 kHz mono; sample 0 is the beginning of the clip."""
         av = require("av")
         sound = Sound(self.begin, self.end)
         hole = False
@@ -222,7 +196,7 @@ class _Window:
                 broken = packet.is_corrupt
             except av.error.InvalidDataError:
                 frames, broken = [], True
-            hole = hole or (broken and self._span(packet)[1] > self.begin)  # earlier, it may lean on what was not read
+            hole = hole or (broken and self._span(packet)[1] > self.begin)  # earlier packets may depend on unread ones
             if frames and hole:
                 raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
             for frame in frames:
@@ -232,7 +206,7 @@ class _Window:
         waveform = sound.waveform()
         self._check_reached(self.audio, self.begin + len(waveform) / SAMPLE_RATE)
         if len(waveform) < SAMPLE_RATE // 40:  # less than one frame of the filterbank
-            raise ClipError(self.path, "no audio in the window", "choose another window or leave the file out")
+            raise ClipError(self.path, "no audio in the clip", "choose another start or leave the file out")
         return torch.from_numpy(waveform)
 
     def pictures(self, times: Times, size: int) -> Tensor:
@@ -242,9 +216,9 @@ class _Window:
             (p.pts, i)
             for i, p in enumerate(packets)
             if p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt
-        )  # frames before the first keyframe lean on what was not read
+        )  # frames before the first keyframe depend on unread packets
         if not shown:
-            raise ClipError(self.path, "no video in the window", "choose another window or leave the file out")
+            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
         tick = self.tick[self.video.index]
         last, last_end = self._span(packets[shown[-1][1]])
         if last_end == last:  # some formats keep no durations
@@ -252,12 +226,12 @@ class _Window:
         begin, end = max(self.begin, shown[0][0] * tick), min(self.end, last_end)
         self._check_reached(self.video, end)
         if end <= begin:
-            raise ClipError(self.path, "no video in the window", "choose another window or leave the file out")
+            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
         pts = [p for p, _ in shown]
         wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
         found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
         missing = sorted(set(wanted) - found.keys())
-        if missing:  # some decoders hide frames while they guess the order: show them everything
+        if missing:  # some decoders drop frames while they guess the order: decode from the first packet
             found |= self._decode(missing, size, exact_skip=False, first=0)
         if len({p.shape for p in found.values()}) > 1:
             raise ClipError(self.path, "picture size changes", "re-encode it to one size")
@@ -272,7 +246,7 @@ class _Window:
         context, packets = self.video.codec_context, self.video_packets
         by_pts = {packets[i].pts: i for i in wanted}
         found: dict[int, Tensor] = {}
-        scaler = require("av.video.reformatter").VideoReformatter()  # kept: it costs more to set up than to use
+        scaler = require("av.video.reformatter").VideoReformatter()  # one for all frames: its set-up is expensive
         for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
             for i in [*range(begin, end + 1), None]:
                 check_time(self.path, self.deadline)
@@ -296,7 +270,7 @@ class _Window:
         return next(k for k in range(i, -1, -1) if packets[k].is_keyframe and packets[k].pts <= packets[i].pts)
 
     def _check_reached(self, stream: Any, reached: float) -> None:
-        """A file that ends before its header says is cut short; what it lacks is not made up."""
+        """Refuse a file that ends before its header says: missing content is never filled in."""
         if not self.at_end:
             return
         if stream.duration and any(name in self.container.format.name for name in OWN_LENGTHS):
@@ -309,17 +283,13 @@ class _Window:
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
 
 
-def _check_window(start: float, duration: float) -> None:
+def _check_cut(start: float, duration: float) -> None:
     if not (0 <= start < math.inf and 0 < duration < math.inf):
-        raise ConfigError(f"a window starts at 0 s or later and has a length, not start={start} duration={duration}")
-
-
-def _codec(stream: Any) -> str | None:
-    return None if stream is None else stream.codec_context.name if stream.codec_context else "unknown"
+        raise ConfigError(f"a clip starts at 0 s or later and has a length, not start={start} duration={duration}")
 
 
 def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges (first, last) joined where they overlap, so that nothing is decoded twice."""
+    """Ranges (first, last) merged where they overlap, so that nothing is decoded twice."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1]:

@@ -1,7 +1,5 @@
-"""Frames and a waveform become an mp4 (H.264 and AAC) that any player plays and `decode` reads back in sync."""
+"""Writes frames and a waveform as an mp4 (H.264 and AAC) that any player plays and `decode` reads back in sync."""
 
-import os
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,35 +10,30 @@ from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import StellaError, require
+from stella.files import whole
 
-BT601 = 6  # FFmpeg's number for the colours of standard definition, which its scaler takes for untagged video
+CRF = "18"  # quality of H.264: 0 (lossless) to 51
+BT601 = 6  # FFmpeg's number for the colour space that its scaler assumes for untagged video
 
 
-def encode(
-    path: Path | str,
-    frames: Tensor,
-    waveform: Tensor,
-    fps: float,
-    *,
-    crf: int = 18,
-    preset: str = "veryfast",
-    audio_bit_rate: int = 96_000,
-) -> None:
+def encode(path: Path | str, frames: Tensor, waveform: Tensor, fps: float) -> None:
     """Write frames uint8 [N, 3, H, W] and a waveform float32 [S] at 16 kHz; frame i is shown from i / fps on.
 
-    The file appears under its name only when it is whole. AAC's priming samples are written into the mp4's edit list,
-    so that sample 0 plays at time 0.
+    The file appears under its name only when it is whole. AAC's priming samples go into the mp4's edit list, so that
+    sample 0 plays at time 0.
     """
     path = Path(path)
     _check(path, frames, waveform, fps)
     av = require("av")
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # a wheel without x264: larger, but plays
-    quality = {"crf": str(crf), "preset": preset} if codec == "libx264" else {"qscale": "3"}
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # for wheels without x264; files are larger
+    quality = {"crf": CRF, "preset": "veryfast"} if codec == "libx264" else {"qscale": "3"}
     try:
-        with av.open(f"file:{part}", "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        with (
+            whole(path) as fresh,
+            av.open(f"file:{fresh}", "w", format="mp4", options={"movflags": "+faststart"}) as container,
+        ):
             rate = Fraction(fps).limit_denominator(1001)
-            keyframes = {"g": str(max(1, round(fps)))}  # one a second, for readers that seek
+            keyframes = {"g": str(max(1, round(fps)))}  # one a second, for fast seeks
             video = container.add_stream(codec, rate=rate, options=quality | keyframes)
             video.height, video.width = frames.shape[-2:]
             video.pix_fmt = "yuv420p"
@@ -49,14 +42,10 @@ def encode(
             context.colorspace = context.color_primaries = context.color_trc = BT601
             context.color_range = 1
             audio = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-            audio.bit_rate = audio_bit_rate
+            audio.bit_rate = 96_000
             _write(container, video, audio, frames, waveform)
-        part.replace(path)
     except OSError as error:
         raise StellaError(f"{path} cannot be written ({error.strerror}); check the folder and its space") from error
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _write(container: Any, video: Any, audio: Any, frames: Tensor, waveform: Tensor) -> None:
@@ -81,7 +70,7 @@ def _check(path: Path, frames: Tensor, waveform: Tensor, fps: float) -> None:
     if waveform.dim() != 1 or not waveform.is_floating_point() or not len(waveform):
         raise StellaError(f"{path}: the waveform must be float [S], not {waveform.dtype} {list(waveform.shape)}")
     if not bool(waveform.isfinite().all()):
-        raise StellaError(f"{path}: the waveform has values that are not finite; mend what made it")
+        raise StellaError(f"{path}: the waveform has values that are not finite; correct their source")
     if not 0 < fps <= 1000:
         raise StellaError(f"{path}: fps must lie in 0…1000, not {fps}")
     height, width = frames.shape[-2:]

@@ -1,8 +1,8 @@
 """Kaldi's log-mel filterbanks for a whole batch, in plain torch on any device.
 
-As the paper's lineage sets Kaldi: 25 ms frames every 10 ms, Hanning window, pre-emphasis 0.97, DC removed, no dither,
-no energy, power spectrum, mel filters from 20 Hz to half the sampling rate. The mean of the waveform, which that
-lineage subtracts first, goes with each frame's DC.
+Settings as in AST and CAV-MAE: 25 ms frames every 10 ms, Hanning window, pre-emphasis 0.97, DC removed, no dither, no
+energy, power spectrum, mel filters from 20 Hz to half the sampling rate. They also subtract the waveform's mean first,
+which removing each frame's DC makes unnecessary.
 """
 
 import functools
@@ -19,8 +19,8 @@ LENGTH, SHIFT, FFT = 400, 160, 512  # samples
 PREEMPHASIS = 0.97
 LOW_HZ = 20.0
 FLOOR = torch.finfo(torch.float32).eps  # Kaldi's, under the logarithm
-CACHED = 1 << 18  # samples taken at a time on a CPU: twice as fast as a whole batch, whose frames leave the cache
-MEAN, STD = -5.081, 4.4849  # of the log-mel values, the paper's
+CACHED = 1 << 18  # samples processed at a time on a CPU: fits its cache, twice as fast as a whole batch
+MEAN, STD = -5.081, 4.4849  # of the log-mel values, from the paper
 
 
 def fbank(
@@ -28,8 +28,8 @@ def fbank(
 ) -> Tensor:
     """[B, S] waveforms at 16 kHz → [B, frames, mels].
 
-    `lengths` [B] says how many samples of each row count. Frames beyond them are zero before normalisation, so the
-    padding is `-MEAN / STD` after it; longer clips are cut.
+    `lengths` [B] is the number of samples in each row, the rest being padding. Frames beyond it are zero before
+    normalisation, so padding is `-MEAN / STD` after it. Longer clips are cut.
     """
     if waveforms.dim() != 2 or not len(waveforms) or waveforms.shape[1] < LENGTH:
         raise StellaError(f"fbank takes waveforms [B, S] of at least {LENGTH} samples, not {list(waveforms.shape)}")
@@ -45,13 +45,13 @@ def fbank(
 
 def _log_mel(waveforms: Tensor, mels: int) -> Tensor:
     window, bank = _constants(mels, waveforms.device)
-    # Kaldi removes a frame's mean, then pre-emphasises; taken in the other order what remains of the mean is its
-    # 1 - 0.97. The first sample of a frame, which Kaldi treats on its own, is zeroed by the window.
+    # Kaldi removes a frame's mean, then pre-emphasises. In the other order (1 - 0.97) of the mean remains, which is
+    # subtracted below. The first sample of a frame, which Kaldi treats specially, is zeroed by the window.
     emphasised = F.pad(waveforms[:, 1:] - PREEMPHASIS * waveforms[:, :-1], (1, 0))  # [B, S]
     mean = waveforms.unfold(1, LENGTH, SHIFT).mean(-1, keepdim=True)  # [B, time, 1]
     pieces = emphasised.unfold(1, LENGTH, SHIFT) * window  # [B, time, LENGTH]
     pieces.addcmul_(mean, window, value=PREEMPHASIS - 1)
-    parts = torch.view_as_real(torch.fft.rfft(pieces, FFT)[..., :-1]).flatten(-2)  # [B, time, FFT], re and im in turn
+    parts = torch.view_as_real(torch.fft.rfft(pieces, FFT)[..., :-1]).flatten(-2)  # [B, time, FFT]: re, im, re, …
     return (parts.square_() @ bank).clamp_(min=FLOOR).log_()  # [B, time, mels]
 
 

@@ -1,4 +1,4 @@
-"""Opening a media file: what FFmpeg would wait for, or name badly, is refused before it sees it."""
+"""Opens media files. Files that FFmpeg would wait for, or report badly, are refused before it sees them."""
 
 import stat
 import time
@@ -14,24 +14,24 @@ PLAYLISTS = ("concat", "dash", "hls")  # formats that name other files
 
 @contextmanager
 def open_media(path: Path, deadline: float) -> Iterator[Any]:
-    """A PyAV container; whatever FFmpeg says against the file while it is open ends as a `ClipError`."""
+    """A PyAV container; FFmpeg's errors while it is open become `ClipError`."""
     _check_file(path)
     av = require("av")
     left = max(0.001, deadline - time.monotonic())
     try:
-        # "file:" and the whitelist: a name or a playlist must not make FFmpeg reach for anything else
+        # "file:" and the whitelist keep FFmpeg from opening anything else that a name or a playlist mentions
         container = av.open(
             f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="replace", timeout=left
         )
     except av.error.ExitError as error:
         raise _late(path) from error
     except av.error.FFmpegError as error:
-        remedy = "it is damaged, cut short or of another kind: fetch it again or leave it out"
+        remedy = "it is damaged, truncated or of another format: fetch it again or leave it out"
         raise ClipError(path, "not a media file", remedy) from error
     try:
         with container:
             if container.format.name in PLAYLISTS:
-                raise ClipError(path, "not a media file", "it is a list of others: give their paths")
+                raise ClipError(path, "not a media file", "it is a playlist: give the paths of its videos")
             yield container
     except av.error.ExitError as error:
         raise _late(path) from error
@@ -47,7 +47,7 @@ def _check_file(path: Path) -> None:
         path.open("rb").close()
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: mend it") from error
+            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from error
         raise ClipError(path, "missing file", "check the path") from error
     except PermissionError as error:
         raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
@@ -67,5 +67,5 @@ def _late(path: Path) -> ClipError:
 
 
 def video_of(container: Any) -> Any:
-    """The first track of moving pictures; the cover of a song is none."""
+    """The first video track that is not attached cover art."""
     return next((s for s in container.streams.video if not s.disposition & s.disposition.attached_pic), None)

@@ -10,7 +10,6 @@ import json
 import pickle
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from stella.config import build, differences, to_tree
 from stella.errors import ConfigError, StellaError
+from stella.files import write_bytes
 from stella.model.avm import AVM
 from stella.model.cav import CAV, PRESETS, CAVConfig
 from stella.model.layouts import FORMATS, Converted, State, count_blocks, under
@@ -64,13 +64,9 @@ class Description:
 def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
     """Write backbone and matching module with the config and `extra` (anything JSON holds) in the metadata."""
     path = Path(path)
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(packed(model, avm, extra))
-        part.replace(path)  # never half a file under the final name
+        write_bytes(path, packed(model, avm, extra))
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise WeightsError(f"{path} cannot be written ({error.strerror}); choose another place") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from stella.data.skipped import spell
+from stella.data.skipped import in_words
 from stella.errors import StellaError
 from stella.evaluate.forgetting import Accuracy
 from stella.evaluate.retrieval import KS
@@ -204,7 +204,7 @@ def _skipped(g: Group) -> dict[str, Any]:
     """The first skipped clips of all runs, and the counts by reason of the run with the most."""
     records = list({str(record["path"]): record for run in g.runs for record in run.skipped.records.values()}.values())
     most = max((run.skipped for run in g.runs), key=len)
-    return {"clips": records[:LISTED], "more": max(0, len(records) - LISTED), "counts": spell(most.counts)}
+    return {"clips": records[:LISTED], "more": max(0, len(records) - LISTED), "counts": in_words(most.counts)}
 
 
 def _settings(g: Group) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from stella.data.skipped import spell
+from stella.data.skipped import in_words
 from stella.runs.record import Group, RunRecord, mean_recall
 
 DIRECTIONS = {"a2v": "a→v", "v2a": "v→a"}
@@ -78,7 +78,7 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
     table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery; {LEGEND}"
     if evaluation.get("skipped"):
-        table.caption += f"; skipped: {spell(evaluation['skipped'])}"
+        table.caption += f"; skipped: {in_words(evaluation['skipped'])}"
     if ceilings:
         table.caption += f"; mean by {spell_ceilings(ceilings)}"
     return table

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stella.data.config import DataConfig
+from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
-from stella.data.tasks import DataConfig, sizes
 from stella.errors import ConfigError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
@@ -45,7 +46,7 @@ class RunConfig:
     method: str = "stella"
     args: dict[str, Any] = field(default_factory=dict)  # the method's own hyper-parameters
     model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=ScenesConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
@@ -59,9 +60,9 @@ class RunConfig:
 
 def settle(config: RunConfig) -> RunConfig:
     """The configuration with everything that follows from something else filled in: sizes, and the stream's seed."""
-    from_data, m = sizes(config.data), config.model
-    if config.data.source == "scenes" and m.frames not in (None, from_data.frames):
-        raise ConfigError(f"model.frames={m.frames} but scenes have {from_data.frames} frames; leave model.frames out")
+    from_data, m = config.data.sizes(), config.model
+    if m.frames not in (None, from_data.frames):
+        raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
     model = replace(
         m,
         image_size=from_data.pixels if m.image_size is None else m.image_size,
@@ -81,8 +82,7 @@ def settle(config: RunConfig) -> RunConfig:
         if given not in (value, getattr(StreamConfig, name)):
             cause = "seed" if name == "seed" else "the model's and the data's sizes"
             raise ConfigError(f"stream.{name}={given} would have to be {value}: leave it out, it follows from {cause}")
-    # A file can hang in its decoder, which only another process can end.
-    workers = config.stream.workers if config.data.source == "scenes" else max(1, config.stream.workers)
+    workers = max(config.data.least_workers, config.stream.workers)
     return replace(sized, stream=replace(config.stream, workers=workers, **follows))
 
 

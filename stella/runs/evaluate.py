@@ -9,7 +9,6 @@ from rich.console import Console
 
 from stella.config import build, lay, read_toml, to_tree
 from stella.data.skipped import Skipped
-from stella.data.tasks import eval_tasks
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
@@ -33,7 +32,7 @@ def evaluate_weights(
     config = settle(build(RunConfig, tree))
     machine = runtime(config.train.device, config.train.precision)
     loaded = weights.load(folder.weights if folder else model, None if folder else _sizes(model, config))
-    tasks = eval_tasks(config.data, machine.device)
+    tasks = config.data.eval_tasks(machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
         console.print(f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", style="dim", highlight=False)

@@ -1,14 +1,12 @@
 """The folder of a run: one process at a time, lines that are there once they are written."""
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from stella.errors import StellaError
-from stella.files import Line, read_json, read_lines
+from stella.files import Line, lock, read_json, read_lines, sweep
 
 
 class RunFolder:
@@ -40,31 +38,20 @@ class RunFolder:
         return lines[-1] if lines and lines[-1]["kind"] == "end" else None
 
     def read_config(self) -> dict[str, Any]:
-        return read_json(self.config)
+        return read_json(self.config, f"is {self.root} the folder of a run?")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Refuse to share the folder. The lock goes with its process, however that ends."""
+        """Hold the folder: a second process is refused."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / "lock").open("a+", encoding="utf-8") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by loader workers, as flock is
-            except OSError as error:
-                file.seek(0)
-                raise StellaError(
-                    f"{self.root} is in use by another process (id {file.read().strip() or 'unknown'}); "
-                    "wait for it, stop it, or choose another folder"
-                ) from error
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+        with lock(self.root / "lock"):
+            sweep(self.root)
             try:
                 yield
             finally:
-                file.truncate(0)
-                if not self.begun:  # refused: leave nothing behind
+                if not self.begun:  # the configuration was refused: leave nothing behind
                     (self.root / "lock").unlink(missing_ok=True)
-                    with suppress(OSError):  # it was there before, with something in it
+                    with suppress(OSError):  # the folder held something before
                         self.root.rmdir()
 
     def cut(self, length: int) -> None:

@@ -18,15 +18,16 @@ import torch
 from rich.console import Console
 
 from stella.config import build, differences, lay, merged, read_toml, to_tree
-from stella.data.skipped import Skipped, spell
+from stella.data.config import DataConfig
+from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
-from stella.data.tasks import DataConfig, Tasks, eval_tasks, train_tasks
+from stella.data.tasks import Tasks
 from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.forgetting import summary
 from stella.fast.parts import seconds_compiling
-from stella.files import Line, Lines, full_disk_told, read_json, read_lines, write_bytes, write_json
+from stella.files import Line, Lines, explain_full_disk, read_json, read_lines, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
@@ -59,7 +60,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
         check(config, folder.begun)
-    with folder.locked(), full_disk_told(folder.root):
+    with folder.locked(), explain_full_disk(folder.root):
         if folder.begun:
             if not resume:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
@@ -87,14 +88,15 @@ def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
     for key in FREE:
         table, name = key.split(".")
-        old[table][name] = new[table][name]
+        if name in old[table] and name in new[table]:
+            old[table][name] = new[table][name]
     if changed := differences(old, new):
         raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
 
 
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
-    """Training and evaluation tasks. Workers render for themselves: a cache in this process is useless to them."""
-    return train_tasks(replace(config, cache="off") if workers else config, device), eval_tasks(config, device)
+    """Training and evaluation tasks. A cache in this process is useless to workers."""
+    return config.train_tasks(device, cache=not workers), config.eval_tasks(device)
 
 
 class Run:
@@ -252,8 +254,7 @@ class Run:
         self._report_evaluation(task, summary([line | {"task": 0}])["A"])
 
     def _evaluate(self, model: CAV, avm: AVM | None) -> dict[str, Any]:
-        cached = self.config.data.source == "scenes" and self.config.data.cache != "off"
-        workers = 0 if cached else self.config.stream.workers
+        workers = 0 if self.config.data.cached else self.config.stream.workers
         stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
         machine = self.machine
         return evaluate_tasks(
@@ -267,7 +268,7 @@ class Run:
         if task >= 0:
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
         steps = f", {counters.skipped} non-finite steps skipped" if counters.skipped else ""
-        clips = f", skipped clips: {spell(self.skipped.counts)}" if len(self.skipped) else ""
+        clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
         self.display.say(
             f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{steps}{clips}"
         )

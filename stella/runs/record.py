@@ -3,18 +3,18 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 
-from stella.config import build
+from stella.data.config import data_config
 from stella.data.skipped import Skipped
+from stella.data.tasks import chance
 from stella.errors import ConfigError
 from stella.evaluate import forgetting
-from stella.evaluate.retrieval import KS
 from stella.files import Line, read_json, read_lines
 from stella.methods import METHODS
 from stella.runs.config import FREE
@@ -95,8 +95,7 @@ def read_run(path: Path | str) -> RunRecord:
     folder = RunFolder(path)
     config = folder.read_config()
     environment = read_json(folder.environment) if folder.environment.exists() else {}
-    skipped = Skipped()  # without its path: opening the file as its owner would rewrite it under the run
-    skipped.records |= {line["id"]: line for line in read_lines(folder.skipped)}
+    skipped = Skipped(folder.skipped)
     return RunRecord(folder.root, config, environment, read_lines(folder.metrics), read_lines(folder.speed), skipped)
 
 
@@ -234,26 +233,8 @@ def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:
-    """The same for a configuration of data with `clips` evaluation clips in each task: the cue audit for scenes,
-    chance for other data; None if nothing is known."""
-    if (cues := _audit(json.dumps(data, sort_keys=True))) or not clips:
-        return cues
-    total = sum(clips)
-    return {"chance": 100 * sum(min(k, total) / total for k in KS) / len(KS)}
-
-
-@lru_cache(maxsize=16)
-def _audit(data: str) -> dict[str, float] | None:
-    from stella.data.scenes import Scenes
-    from stella.data.scenes.audit import audit
-    from stella.data.tasks import DataConfig, eval_tasks
-
+    """The same for one configuration of data, with these numbers of evaluation clips by task; None if unknown."""
     try:
-        config = build(DataConfig, json.loads(data), "data.")
-        if config.source != "scenes":
-            return None
-        plain = eval_tasks(replace(config, cache="off"))
-    except ConfigError:  # a run of another version, whose gallery this one cannot draw
-        return None
-    table = audit({name: source for name, source in plain if isinstance(source, Scenes)})
-    return table["mixed"] if "mixed" in table else next(iter(table.values()))
+        return data_config(data).ceilings(clips) or None
+    except ConfigError:  # a run of another version, whose gallery is unknown
+        return chance(clips) or None

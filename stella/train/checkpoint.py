@@ -1,11 +1,10 @@
 """Checkpoints that are whole or not there.
 
-One is written to `….tmp`, forced to the disk and then renamed; its name ends with the hash of its content, so that
-whatever a kill, a full disk or a bad disk leaves behind is told from a whole one and never loaded.
+A checkpoint is written under a temporary name, forced to the disk and renamed; its name ends with the hash of its
+content, so that a file damaged by a kill, a full disk or a bad disk is recognised and never loaded.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import StellaError
+from stella.files import publish, temporary
 
 State = dict[str, Any]
 
@@ -29,24 +29,25 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then let older ones go. If it cannot be written, those that are there stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f"step-{step:08d}.tmp"
         try:
-            with temporary.open("wb") as file:
-                writer = _Writer(file)
-                torch.save(_compact(state), cast("IO[bytes]", writer))
-                writer.finish()
-            path = self.folder / f"step-{step:08d}-{writer.digest}.pt"
-            temporary.replace(path)
-            sync_folder(self.folder)
+            with temporary(self.folder / f"step-{step:08d}") as fresh:
+                with fresh.open("wb") as file:
+                    writer = _Writer(file)
+                    torch.save(_compact(state), cast("IO[bytes]", writer))
+                    writer.finish()
+                path = self.folder / f"step-{step:08d}-{writer.digest}.pt"
+                publish(fresh, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise StellaError(
                 f"checkpoint of step {step} cannot be written to {self.folder} ({error.strerror}); nothing earlier is "
                 "lost: free some space and continue with --resume"
             ) from error
-        for old in [other for other in self._found() if other != path][self.keep - 1 :]:
-            old.unlink(missing_ok=True)
+        self._remove_older(path)
         return path
+
+    def _remove_older(self, newest: Path) -> None:
+        for old in [other for other in self._found() if other != newest][self.keep - 1 :]:
+            old.unlink(missing_ok=True)
 
     def load(self) -> State | None:
         """The newest whole checkpoint, on the CPU; None if there never was one. Broken ones are put out of the way.
@@ -76,15 +77,6 @@ class Checkpoints:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return _short(hashlib.file_digest(file, "sha256"))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in it last beyond a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _step(path: Path) -> int:
@@ -129,8 +121,6 @@ class _Writer:
     def finish(self) -> None:
         if self._error is not None:
             raise self._error
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     @property
     def digest(self) -> str:

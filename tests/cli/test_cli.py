@@ -12,7 +12,7 @@ from stella.cli import app
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.experiments import demo as stella_demo
-from stella.media.decode import probe
+from stella.media.decode import read_duration
 from stella.methods import METHODS
 from stella.model.cav import CAV, preset
 from stella.model.weights import save
@@ -68,9 +68,9 @@ def test_help_names_every_command() -> None:
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
-        (["pretrain", "data.path=/no/such/folder"], "set another source too"),
+        (["pretrain", "data.path=/no/such/folder"], "or set data.source to folder"),
         (["pretrain", "data.source=folder"], "set data.path=FOLDER"),
-        (["pretrain", "data.clips=0"], "data.clips=0 must be at least 1"),
+        (["pretrain", "data.clips=0"], "data.clips=0 must be above 0"),
         (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
         (["weights", "base-huge"], "weights that ship: base-small, base-tiny"),
         (["scenes", "preview", "--clips", "1", "--out", "/proc/none"], "/proc/none"),
@@ -99,7 +99,7 @@ def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
     result = run.invoke(app, ["scenes", "preview", "--out", str(tmp_path), "--clips", "2"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "scenes-task1.png").read_bytes().startswith(b"\x89PNG")
-    assert probe(tmp_path / "scenes-task1.mp4").duration == pytest.approx(2 * 2.56, abs=0.1)
+    assert read_duration(tmp_path / "scenes-task1.mp4") == pytest.approx(2 * 2.56, abs=0.1)
 
 
 def test_audit_prints_every_gallery() -> None:

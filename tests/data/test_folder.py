@@ -2,8 +2,9 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
-from stella.clip import Labels, Source
+from stella.clip import Labels, Source, Windowed
 from stella.data.folder import Folder
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan
@@ -35,6 +36,17 @@ def test_clips_are_decoded_with_id_and_label(tree: Path) -> None:
     assert (clip.id, clip.labels) == ("b/two.mp4", Labels(name="b"))
     assert clip.video.shape == (2, 3, 32, 43)
     assert 15_000 < len(clip.audio) <= 16_000
+
+
+def test_a_window_moves_the_frames_and_not_the_sound(tmp_path: Path, write_video) -> None:
+    """Red rises by 10 a frame, 8 frames a second: windows of 1 s out of 3 s begin up to 16 frames later."""
+    write_video(tmp_path / "a.mp4", 3.0)
+    folder = Folder(tmp_path, Plan(duration=3.0, frames=2, size=32, span=1.0))
+    clips = {window: folder.clip(0, window) for window in (0.0, 0.5, 1.0)}
+    reds = [float(clip.video[0, 0].float().mean()) for clip in clips.values()]
+    assert reds == pytest.approx([20, 100, 180], abs=8)
+    assert torch.equal(folder[0].video, clips[0.5].video) and isinstance(folder, Windowed)
+    assert all(torch.equal(clip.audio, folder[0].audio) and len(clip.audio) > 45_000 for clip in clips.values())
 
 
 @pytest.mark.parametrize("header", ["", "file,label,task\n", "\ufefffile,label\n", "Path , label\n"])

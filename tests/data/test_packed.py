@@ -1,15 +1,11 @@
-"""Sources stand at module level: worker processes import them from here."""
-
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.videos import Batched, Long, Short, Videos
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -25,13 +22,13 @@ from stella.cli import app
 from stella.clip import ArraySource, Batch, Clip, Labels
 from stella.config import resolve
 from stella.data.pack import pack
-from stella.data.packed import AHEAD, Packed
-from stella.data.prepare import alone
+from stella.data.packed import AHEAD, Packed, PackedConfig
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig, evaluation_batches
-from stella.data.tasks import DataConfig, all_tasks, eval_tasks, sizes, train_tasks
+from stella.data.tasks import Sizes
 from stella.data.views import join, part
-from stella.errors import ClipError, StellaError
+from stella.errors import StellaError
+from stella.files import lock
 from stella.media.fbank import MEAN, STD
 from stella.methods.finetune import Finetune
 from stella.runs.config import RunConfig
@@ -39,34 +36,6 @@ from stella.runs.loop import pretrain, resume
 from stella.train.trainer import Trainer
 
 CONFIG = StreamConfig(batch_size=4, epochs=2, size=16, spec_frames=24, mels=8, seed=3)
-
-
-@dataclass(frozen=True)
-class Videos:
-    """Square or wide clips of different lengths, with sound between the steps of sixteen bits; some are bad."""
-
-    length: int
-    task: str | None = None
-    width: int = 18
-    bad: frozenset[int] = frozenset()
-    hang: frozenset[int] = frozenset()
-    frames: int = 2
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Clip:
-        if index in self.bad:
-            raise ClipError(f"file{index}.mp4", "no audio track", "leave it out")
-        if index in self.hang:
-            time.sleep(1000)
-        gen = torch.Generator().manual_seed(1000 * len(self.task or "") + index)
-        video = torch.randint(0, 256, (self.frames, 3, 18, self.width), generator=gen, dtype=torch.uint8)
-        audio = (torch.rand(2000 + 700 * (index % 4), generator=gen) * 2 - 1).clamp(-1, 1)
-        return Clip(f"{self.task}/{index}", video, audio, Labels(f"c{index % 2}", self.task))
-
-    def place(self, index: int) -> str:
-        return f"file{index}.mp4"
 
 
 def packed(root: Path, clips: Any, **more: Any) -> Packed:
@@ -91,7 +60,7 @@ def test_what_was_packed_is_read_back(tmp_path: Path) -> None:
         ours = source[index]
         assert close(ours, clip) and ours.id == clip.id and ours.audio.dtype == torch.float32
         assert ours.labels == source.labels(index) == Labels(clip.labels.name, "one" if index < 7 else "two")
-        assert source.place(index) == f"{tmp_path / 'p'}, {clip.id}"
+        assert source.location(index) == f"{tmp_path / 'p'}, {clip.id}"
     with pytest.raises(IndexError):
         source[12]
     with pytest.raises(IndexError):
@@ -161,10 +130,10 @@ def test_a_stream_tells_it_what_comes_next(tmp_path: Path, monkeypatch: pytest.M
     for name in ("expect", "tensors"):
         plain = getattr(Packed, name)
 
-        def noted(self: Packed, indices: Any, device: Any = "cpu", name: str = name, plain: Any = plain) -> Any:
+        def noted(self: Packed, indices: Any, *more: Any, name: str = name, plain: Any = plain) -> Any:
             if name == "tensors" or tuple(indices) not in {key[1:] for key in self._ahead}:
                 asked.append((name, list(indices)))
-            return plain(self, indices, device)
+            return plain(self, indices, *more)
 
         monkeypatch.setattr(Packed, name, noted)
     wanted = [batch.ids.tolist() for batch in Stream({"p": source}, replace(CONFIG, epochs=1))]
@@ -188,15 +157,6 @@ def test_a_stream_gives_the_same_batches_as_from_the_source_itself(tmp_path: Pat
     assert (ours[0].audio[0, -1] == -MEAN / STD).all() and (ours[0].audio[3, -2] != -MEAN / STD).all()
 
 
-class Batched(Videos):
-    """The same clips, made many at once: augmented as scenes are."""
-
-    def tensors(self, indices: Sequence[int], device: Any = "cpu") -> Any:
-        clips = [self[index] for index in indices]
-        sound = torch.stack([torch.nn.functional.pad(clip.audio, (0, 4080 - len(clip.audio))) for clip in clips])
-        return torch.stack([clip.video for clip in clips]).to(device), sound.to(device)
-
-
 def test_augmentation_is_that_of_every_source(tmp_path: Path) -> None:
     """Crop for crop that of a batch source; and crops and shifts reach as far as a plain source's do."""
     source = packed(tmp_path / "p", Videos(10))
@@ -214,7 +174,7 @@ def test_worker_processes_are_not_used_and_change_nothing(tmp_path: Path) -> Non
     streams = [Stream({"p": source}, replace(CONFIG, workers=n)) for n in (0, 2)]
     assert not streams[1].pooled
     for a, b in zip(*streams, strict=True):
-        assert equal(a, b) and streams[1]._pool is None
+        assert equal(a, b) and not multiprocessing.active_children()
     mixed = Stream({"p": source, "v": Videos(4)}, replace(CONFIG, workers=1))  # workers open the folder for themselves
     assert mixed.pooled
     single = list(Stream({"p": source, "v": Videos(4)}, CONFIG))
@@ -247,15 +207,9 @@ def test_bad_clips_are_skipped_counted_and_listed(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "p" / "skipped.jsonl").read_text().splitlines()]
     assert [record["id"] for record in records] == [0, 4, 5, 6, 10]
     assert records[0]["path"] == "file0.mp4" and records[0]["remedy"] == "leave it out"
-    with pytest.raises(StellaError, match=r"not one clip could be used .*2 no audio track"):
+    with pytest.raises(StellaError, match=r"no clip could be used .*2 no audio track"):
         packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.tmp").exists()
-
-
-class Short(Videos):
-    def __getitem__(self, index: int) -> Clip:
-        clip = super().__getitem__(index)
-        return replace(clip, audio=clip.audio[:100]) if index == 1 else clip
 
 
 def test_workers_write_the_same_and_survive_a_clip_that_hangs(tmp_path: Path) -> None:
@@ -298,14 +252,14 @@ def spoil_header(change: dict[str, Any]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (spoil_length, r"frames\.u8 is damaged: it has 1000 bytes instead of 5832; bring it back"),
-        (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; bring it back"),
-        (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make such a folder with: stella pack"),
-        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json does not describe packed clips"),
-        (lambda root: (root / "clips.json").write_text("{"), r"clips\.json does not describe packed clips"),
+        (spoil_length, r"frames\.u8 is damaged: it has 1000 bytes instead of 5832; restore it"),
+        (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; restore it"),
+        (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make them with: stella pack"),
+        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json has version None"),
+        (lambda root: (root / "clips.json").write_text("{"), r"clips\.json is damaged"),
         (spoil_header({"colour": 1}), r"clips\.json does not describe packed clips"),
-        (spoil_header({"version": 2}), r"is of version 2.*reads version 1"),
-        (spoil_header({"names": []}), r"incomplete"),
+        (spoil_header({"version": 1}), r"has version 1 and this program reads version 2; pack again"),
+        (spoil_header({"names": []}), r"ids, names and tasks differ in number"),
         (shutil.rmtree, r"p holds no packed clips"),
     ],
 )
@@ -340,14 +294,58 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
         packed(tmp_path / "p", Videos(3))
 
 
+def levels(video: torch.Tensor) -> list[int]:
+    return [int(level) for level in video[:, 0, 0, 0, 0]]
+
+
+def test_windows_are_stored_for_training_to_draw_from(tmp_path: Path) -> None:
+    one, five = packed(tmp_path / "1", Long(6)), packed(tmp_path / "5", Long(6), windows=5)
+    assert (one.header.windows, five.header.windows) == (1, 5) and len(five) == 6
+    assert (tmp_path / "5" / "frames.u8").stat().st_size == 5 * (tmp_path / "1" / "frames.u8").stat().st_size
+    asked = (0, 0.19, 0.21, 0.5, 0.79, 0.81, 1)
+    assert levels(torch.stack([five.clip(1, window).video for window in asked])) == [100, 100, 120, 140, 160, 180, 180]
+    for source in (one, five):  # the middle one unless another is asked for
+        assert levels(source[3].video[None]) == [140] and levels(source.tensors([3, 2])[0]) == [140, 40]
+    view = join([part(five, [4]), part(five, [3])])
+    assert isinstance(view, ArraySource)
+    view.expect([1, 0], windows=[0.9, 0.1])
+    assert levels(view.tensors([1, 0], windows=[0.9, 0.1])[0]) == [180, 0]
+    assert torch.equal(five[2].audio, one[2].audio)
+    for ours, theirs in zip(evaluation_batches(five, CONFIG), evaluation_batches(one, CONFIG), strict=True):
+        assert equal(ours, theirs)
+
+
+def test_a_stream_draws_the_stored_window_nearest_to_that_of_the_videos(tmp_path: Path) -> None:
+    config = replace(CONFIG, epochs=8)
+    five = packed(tmp_path / "5", Long(6), windows=5)
+    batches = list(Stream({"p": five}, config))
+    stored = [level % 100 for batch in batches for level in levels(batch.video)]
+    direct = [level % 100 for batch in Stream({"p": Long(6)}, config) for level in levels(batch.video)]
+    assert set(stored) == {0, 20, 40, 60, 80}
+    assert max(abs(a - b) for a, b in zip(stored, direct, strict=True)) <= 16
+    resumed = Stream({"p": five}, config)
+    for _ in range(3):  # one batch into the second epoch
+        next(resumed)
+    state = resumed.state_dict()
+    other = Stream({"p": five}, config)
+    other.load_state_dict(state)
+    assert all(map(equal, other, batches[3:]))
+
+
+@pytest.mark.parametrize("windows", [0, 2, -1])
+def test_windows_are_odd(tmp_path: Path, windows: int) -> None:
+    with pytest.raises(StellaError, match=rf"windows={windows} must be odd"):
+        packed(tmp_path / "p", Long(1), windows=windows)
+    with pytest.raises(StellaError, match="one window each; leave it out"):
+        packed(tmp_path / "p", Videos(1), windows=3)
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_processes_do_not_fill_one_folder(tmp_path: Path) -> None:
     (tmp_path / "p.tmp").mkdir()
     (tmp_path / "p.tmp" / "frames.u8").write_bytes(b"of the other")
-    with alone(tmp_path / "p.tmp"):
-        args = ["pack", str(tmp_path / "p"), "data.clips=1", "data.tasks=['task1']", "--workers", "1"]
-        command = [sys.executable, "-c", "from stella.cli import main; main()", *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "p.tmp is being filled by another process" in done.stderr
+    with lock(tmp_path / "p.tmp" / ".lock"), pytest.raises(StellaError, match=r"p\.tmp is in use by process"):
+        packed(tmp_path / "p", Videos(3))
     assert (tmp_path / "p.tmp" / "frames.u8").read_bytes() == b"of the other"
 
 
@@ -367,20 +365,20 @@ def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
 def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path) -> None:
     packed(tmp_path / "p", [("b", Videos(20, "b")), ("a", Videos(10, "aa"))])
     packed(tmp_path / "e", [("b", Videos(3, "bbb")), ("a", Videos(3, "aaaa"))])
-    config = DataConfig(source="packed", path=str(tmp_path / "p"), pixels=999)
-    assert (sizes(config).pixels, sizes(config).spec_frames, sizes(config).frames) == (16, 24, 2)
-    train, evaluate = train_tasks(config), eval_tasks(config)
+    config = PackedConfig(path=str(tmp_path / "p"))
+    assert config.sizes() == Sizes(16, 24, 2)
+    train, evaluate = config.train_tasks(), config.eval_tasks()
     assert [(name, len(s)) for name, s in train] == [("a", 7), ("b", 14)]
     assert [(name, len(s)) for name, s in evaluate] == [("a", 3), ("b", 6)]
     assert all(isinstance(s, ArraySource) for _, s in (*train, *evaluate))
     ids = {s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}
     assert len(ids) == 30
     apart = replace(config, eval_path=str(tmp_path / "e"), tasks=("b", "a"))
-    assert [(name, len(s)) for name, s in eval_tasks(apart)] == [("b", 3), ("a", 3)]
-    assert [(name, len(s)) for name, s in all_tasks(apart)] == [("b", 20), ("a", 10)]
-    assert all_tasks(apart, evaluation=True)[0][1][0].id == "bbb/0"
-    with pytest.raises(StellaError, match=r"data\.eval_path is not set"):
-        all_tasks(config, evaluation=True)
+    assert [(name, len(s)) for name, s in apart.eval_tasks()] == [("b", 3), ("a", 3)]
+    assert [(name, len(s)) for name, s in apart.all_tasks()] == [("b", 20), ("a", 10)]
+    assert apart.all_tasks(evaluation=True)[0][1][0].id == "bbb/0"
+    with pytest.raises(StellaError, match=r"set data\.eval_path=FOLDER"):
+        config.all_tasks(evaluation=True)
 
 
 SCENES = ("data.source=scenes", "data.tasks=['task1','task2']", "data.clips=10", "data.eval_clips=4")

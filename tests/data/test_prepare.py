@@ -18,6 +18,7 @@ from stella.data import workers as pool
 from stella.data.folder import Folder
 from stella.data.shards import Shards, scan
 from stella.errors import StellaError
+from stella.files import lock
 from stella.media.decode import Plan
 
 SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False}
@@ -71,8 +72,8 @@ def listed(dst: Path) -> dict[str, str]:
 
 
 def slow_read(log: Path, seconds: float) -> Any:
-    """The real `read_window`, slower and noting each call in a file that all processes append to."""
-    real = prepare.read_window
+    """The real `read_cut`, slower and noting each call in a file that all processes append to."""
+    real = prepare.read_cut
 
     def read(path: Path, *args: Any, **more: Any) -> Any:
         with log.open("a") as file:
@@ -111,7 +112,7 @@ def test_a_second_run_does_nothing_and_new_files_are_added(
         write_video(src / f"{number}.mp4", seed=number)
     (src / "bad.mp4").write_text("hello")
     run(src, dst)
-    monkeypatch.setattr(prepare, "read_window", slow_read(log, 0))
+    monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0))
     again = run(src, dst)
     assert (again.clips, again.added, again.skipped) == (3, 0, {"not a media file": 1}) and not log.exists()
     write_video(src / "3.mp4")
@@ -129,7 +130,7 @@ def test_it_finishes_and_says_so_when_nothing_can_be_used(tmp_path: Path) -> Non
         (tmp_path / "src" / f"{number}.mp4").write_text("hello")
     summary = run(tmp_path / "src", tmp_path / "dst")
     assert (summary.clips, summary.skipped) == (0, {"not a media file": 30})
-    assert str(summary).startswith("not one clip could be used; skipped: 30 not a media file")
+    assert str(summary).startswith("no clip could be used; skipped: 30 not a media file")
     with pytest.raises(StellaError, match="no finished shards"):
         Shards(tmp_path / "dst")
 
@@ -156,7 +157,7 @@ def test_windows_cover_a_video_and_short_tails_are_left_out() -> None:
 
 
 def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path: Path, monkeypatch) -> None:
-    real = prepare.read_window
+    real = prepare.read_cut
 
     def read(path: Path, *args: Any, **more: Any) -> Any:
         if path.name == "03.mp4":
@@ -169,14 +170,14 @@ def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path
             os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short: tried again
         return real(path, *args, **more)
 
-    monkeypatch.setattr(prepare, "read_window", read)
+    monkeypatch.setattr(prepare, "read_cut", read)
     dst = tmp_path / "dst"
     summary = run(videos, dst, time_limit=0.7)
     reasons = listed(dst)
     assert summary.clips == 22
     assert reasons["a/03.mp4"] == "time limit" and reasons["c/05.mp4"] == "worker died (-11)"
     assert "b/07.mp4" in ids(dst)
-    monkeypatch.setattr(prepare, "read_window", slow_read(tmp_path / "log", 0))
+    monkeypatch.setattr(prepare, "read_cut", slow_read(tmp_path / "log", 0))
     assert run(videos, dst).added == 0  # and not tried for ever
 
 
@@ -184,10 +185,10 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
     """Killed with SIGKILL again and again: nothing is lost, doubled, or done again once it was on disk."""
     whole, dst, log = tmp_path / "whole", tmp_path / "dst", tmp_path / "log"
     run(videos, whole, shard_bytes=200_000)
-    monkeypatch.setattr(prepare, "read_window", slow_read(log, 0.05))
+    monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0.05))
     chance = random.Random(0)
     kills = 0
-    while kills < 60:
+    while kills < 20:
         on_disk = stored(dst)
         log.write_text("")
         child = forked_run(videos, dst, shard_bytes=200_000)
@@ -228,7 +229,7 @@ def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, mo
             file.write(f"{os.getpid()}\n")
         time.sleep(1000)
 
-    monkeypatch.setattr(prepare, "read_window", read)
+    monkeypatch.setattr(prepare, "read_cut", read)
     child = forked_run(videos, tmp_path / "dst")
     deadline = time.monotonic() + 10
     while not pids.exists() or len(pids.read_text().split()) < 2:
@@ -252,15 +253,15 @@ def alive(pid: int) -> bool:
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
     dst = tmp_path / "dst"
     run(videos / "a", dst)
-    with pytest.raises(StellaError, match=r"was filled otherwise: seconds was 1\.0 and is now 2\.0"):
+    with pytest.raises(StellaError, match=r"was filled with other settings: seconds was 1\.0 and is now 2\.0"):
         run(videos / "a", dst, seconds=2.0)
     with pytest.raises(StellaError, match="above 0"):
         run(videos / "a", dst, seconds=0.0)
     with pytest.raises(StellaError, match="is not a folder"):
         run(tmp_path / "none", dst)
-    with prepare.alone(dst):
+    with lock(dst / ".lock"):
         _, status = os.waitpid(forked_run(videos / "a", dst), 0)
-    assert status != 0 and "is being filled by another process" in capfd.readouterr().err
+    assert status != 0 and "is in use by process" in capfd.readouterr().err
 
 
 def test_labels_come_from_a_csv(videos: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stella.clip import Labels, Source
-from stella.data.shards import END_OF_TAR, Shards, ShardWriter, pack, scan
+from stella.data.shards import END_OF_TAR, Shards, ShardWriter, scan
+from stella.data.shards import sample as encode_sample
 from stella.errors import ClipError, StellaError
 
 pytest.importorskip("av")
@@ -33,7 +34,7 @@ def sample(seed: int) -> bytes:
         "duration": 1.5,
         "label": f"class {seed}",
     }
-    return pack(meta, frames, waveform, FPS)
+    return encode_sample(meta, frames, waveform, FPS)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,17 @@ def test_frames_are_taken_from_the_middle(folder: Path) -> None:
         errors = (frames.float() - got.float()).abs().mean((1, 2, 3))
         assert errors.argmin() == number
     assert len(Shards(folder, frames=30, span=None)[0].video) == 30  # more than there are: shown again
+
+
+@pytest.mark.parametrize(("window", "numbers"), [(0.0, [2, 6]), (0.5, [4, 8]), (0.75, [5, 9]), (1.0, [6, 10])])
+def test_a_window_lies_anywhere_in_the_clip(folder: Path, window: float, numbers: list[int]) -> None:
+    """12 frames at 8 a second; a window of 1 s begins at 0 … 0.5 s, and its halves centre 0.25 and 0.75 s later."""
+    frames, _ = content(0)
+    shards = Shards(folder, frames=2, span=1.0)
+    clip = shards.clip(0, window)
+    found = [int((frames.float() - got.float()).abs().mean((1, 2, 3)).argmin()) for got in clip.video]
+    assert found == numbers
+    assert torch.equal(clip.audio, shards[0].audio)  # the sound is that of the whole clip
 
 
 def test_size_scales_the_short_side(folder: Path) -> None:
@@ -160,7 +172,7 @@ def test_no_clip_is_written_twice(tmp_path: Path, samples: list[bytes]) -> None:
 
 def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
     shards = Shards(folder)
-    place = next(i for i in range(5) if "shard-000001.tar" in shards.place(i))
+    place = next(i for i in range(5) if "shard-000001.tar" in shards.location(i))
     shard = folder / "shard-000001.tar"
     good = shard.read_bytes()
     at = good.index(b"fLaC") + 2000

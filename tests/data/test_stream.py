@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -53,7 +54,7 @@ class Clips:
             f"{index}", video, torch.randn(2000 + 100 * (index % 4), generator=gen), Labels(name=f"c{index % 2}")
         )
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         return f"file{index}.mp4"
 
 
@@ -131,6 +132,68 @@ def test_augmentation_changes_pictures_and_sound_from_epoch_to_epoch() -> None:
 def test_the_number_of_workers_changes_no_number() -> None:
     runs = [list(Stream(two_tasks(), replace(CONFIG, workers=n, prefetch=p))) for n, p in ((0, 2), (1, 3), (2, 1))]
     assert same(runs[0], runs[1]) and same(runs[0], runs[2])
+
+
+@dataclass(frozen=True)
+class Long(Clips):
+    """All frames tell the window that was asked for."""
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.clip(index, 0.5)
+
+    def clip(self, index: int, window: float) -> Clip:
+        clip = super().__getitem__(index)
+        return replace(clip, video=torch.full((2, 3, 18, 20), round(255 * window), dtype=torch.uint8))
+
+
+def windows(batches: list[Batch]) -> list[int]:
+    """Of all clips, from 0 to 255."""
+    return [int(video[0, 0, 0, 0]) for batch in batches for video in batch.video]
+
+
+def test_training_draws_a_window_for_each_clip_and_evaluation_takes_the_middle() -> None:
+    config = replace(CONFIG, epochs=3, shuffle=False)
+    drawn = windows(list(Stream({"a": Long(40)}, config)))
+    epochs = [drawn[:40], drawn[40:80], drawn[80:]]
+    assert epochs[0] != epochs[1] != epochs[2] and all(len(set(epoch)) > 25 for epoch in epochs)
+    assert min(drawn) < 25 and max(drawn) > 230 and 110 < sum(drawn) / 120 < 145
+    assert drawn == windows(list(Stream({"a": Long(40)}, config)))
+    assert drawn != windows(list(Stream({"a": Long(40)}, replace(config, seed=4))))
+    assert windows(list(evaluation_batches(Long(5), config))) == [128] * 5
+    plain = list(Stream({"a": Long(5)}, replace(config, augment=False)))
+    assert windows(plain) == [128] * 15 and same(plain[:2], list(evaluation_batches(Long(5), config)))
+
+
+def test_windows_change_no_other_draw() -> None:
+    """Crops and sound are those of a source without windows, and so are the numbers that older versions drew."""
+    crops = Stream({"a": Held(Long(6))}, CONFIG)
+    for one, other in zip(Stream({"a": Long(6)}, CONFIG), crops, strict=True):
+        assert torch.equal(one.audio, other.audio) and torch.equal(one.ids, other.ids)
+        assert set(windows([other])) == {128}
+
+
+class Held:
+    """A source's clips without its windows."""
+
+    def __init__(self, source: Long) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.source[index]
+
+
+def test_windows_survive_workers_bad_clips_and_a_resume_in_mid_epoch() -> None:
+    tasks = {"a": Long(11, bad=frozenset({1, 5})), "b": Long(6, seed=1)}
+    batches, states = run_with_states(CONFIG, tasks)
+    assert len(set(windows(batches))) > 20
+    assert same(batches, list(Stream(tasks, replace(CONFIG, workers=2))))
+    for done in (1, 2, 5):
+        resumed = Stream(tasks, CONFIG)
+        resumed.load_state_dict(states[done])
+        assert same(list(resumed), batches[done:])
 
 
 def run_with_states(config: StreamConfig, tasks: Any) -> tuple[list[Batch], list[dict[str, Any]]]:
@@ -323,9 +386,8 @@ def test_what_is_not_a_clips_fault_stops_the_run(tmp_path: Path) -> None:
 def test_workers_end_with_the_stream_and_when_it_is_left() -> None:
     stream = Stream({"a": Clips(40)}, replace(CONFIG, workers=2))
     next(stream)
-    assert stream._pool
-    processes = [worker.process for worker in stream._pool._workers]
-    assert all(process.is_alive() for process in processes)
+    processes = multiprocessing.active_children()
+    assert len(processes) == 2 and all(process.is_alive() for process in processes)
     del stream
     gc.collect()
     assert not any(process.is_alive() for process in processes)

@@ -1,107 +1,32 @@
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.small import Noise
-from torch import Tensor
 
-from stella.clip import BatchSource, Labels, labels_of
-from stella.data import tasks as module
-from stella.data.scenes import TASKS, Scenes
-from stella.data.stream import Stream, StreamConfig
-from stella.data.tasks import DataConfig, eval_tasks, sizes, train_tasks
-from stella.data.views import Cached, join
+import stella
+from stella.clip import Clip, Labels, labels_of
+from stella.config import resolve
+from stella.data.folder import FolderConfig
+from stella.data.scenes import TASKS, Scenes, ScenesConfig
+from stella.data.shards import ShardsConfig
+from stella.data.tasks import Files, Sizes
 from stella.errors import ConfigError, StellaError
-
-
-class Counting(Noise):
-    """Counts what is made."""
-
-    def __init__(self, seed: int, length: int) -> None:
-        super().__init__(seed, length, "t")
-        self.made: list[int] = []
-        self.labelled: list[int] = []
-
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        self.made += indices
-        return super().tensors(indices, device)
-
-    def labels(self, index: int) -> Labels:
-        self.labelled.append(index)
-        return super().labels(index)
-
-
-def test_a_cache_makes_each_clip_once_and_changes_nothing() -> None:
-    source = Counting(3, 9)
-    cached, plain = Cached(source), Noise(3, 9)
-    for indices in ([4, 1], [1, 4, 4, 0], [8, 0], list(range(9)), [5]):
-        for ours, theirs in zip(cached.tensors(indices), plain.tensors(indices), strict=True):
-            assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    assert sorted(source.made) == list(range(9))
-    assert len(cached) == 9 and isinstance(cached, BatchSource)
-    assert torch.equal(cached[5].video, plain[5].video)
-    assert [label.task for label in labels_of(cached, [2, 2, 3])] == ["t", "t", "t"]
-    assert source.labelled[-2:] == [2, 3]
-
-
-def test_what_a_cache_hands_out_can_be_changed_without_harm() -> None:
-    cached = Cached(Noise(3, 4))
-    cached.tensors([0, 1])[0].zero_()
-    assert torch.equal(cached.tensors([0])[0], Noise(3, 4).tensors([0])[0])
-
-
-def test_scenes_are_the_same_from_a_cache_through_a_stream() -> None:
-    config = StreamConfig(batch_size=3, epochs=2, size=96, spec_frames=256)
-    streams = [Stream([("t", source)], config) for source in (Scenes("task1", "train", 5), _cached(5))]
-    for ours, theirs in zip(*streams, strict=True):
-        assert torch.equal(ours.video, theirs.video) and torch.equal(ours.audio, theirs.audio)
-
-
-def _cached(length: int) -> Cached:
-    return Cached(Scenes("task1", "train", length))
-
-
-@pytest.mark.parametrize("batched", [True, False])
-def test_joined_sources_are_one_in_order(batched: bool) -> None:
-    parts = [Noise(1, 3), Noise(2, 1), Noise(3, 5)]
-    sources = parts if batched else [parts[0], _Slow(parts[1]), parts[2]]
-    joined = join(sources)
-    every = [clip for part in parts for clip in (part[i] for i in range(len(part)))]
-    assert len(joined) == 9 and isinstance(joined, BatchSource) == batched
-    assert all(torch.equal(joined[i].video, clip.video) and joined[i].id == clip.id for i, clip in enumerate(every))
-    if isinstance(joined, BatchSource):
-        order = [8, 0, 3, 4, 2, 3]
-        video, audio = joined.tensors(order)
-        assert torch.equal(video, torch.stack([every[i].video for i in order]))
-        assert torch.equal(audio, torch.stack([every[i].audio for i in order]))
-    with pytest.raises(IndexError):
-        joined[9]
-    with pytest.raises(IndexError):
-        joined[-1]
-
-
-class _Slow:
-    def __init__(self, source: Noise) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> object:
-        return self.source[index]
+from stella.runs.config import RunConfig
 
 
 def test_scenes_tasks_are_all_of_them_or_those_named_in_that_order() -> None:
-    config = DataConfig(clips=30, eval_clips=20)
-    assert [name for name, _ in train_tasks(config)] == [name for name, _ in eval_tasks(config)] == list(TASKS)
-    assert {len(source) for _, source in train_tasks(config)} == {30}
-    assert {len(source) for _, source in eval_tasks(config)} == {20}
-    chosen = DataConfig(tasks=("task3", "base"), cache="off")
-    [(first, scenes), (second, _)] = train_tasks(chosen)
+    config = ScenesConfig(clips=30, eval_clips=20)
+    assert [name for name, _ in config.train_tasks()] == [name for name, _ in config.eval_tasks()] == list(TASKS)
+    assert {len(source) for _, source in config.train_tasks()} == {30}
+    assert {len(source) for _, source in config.eval_tasks()} == {20}
+    chosen = ScenesConfig(tasks=("task3", "base"), cache="off")
+    [(first, scenes), (second, _)] = chosen.train_tasks()
     assert (first, second) == ("task3", "base") and isinstance(scenes, Scenes)
-    assert scenes[0].id != eval_tasks(chosen)[0][1][0].id  # evaluated on other clips
-    assert (sizes(chosen).pixels, sizes(chosen).spec_frames, sizes(chosen).frames) == (96, 256, 4)
+    assert scenes[0].id != chosen.eval_tasks()[0][1][0].id  # evaluated on other clips
+    assert chosen.sizes() == Sizes(96, 256, 4)
+    assert config.cached and not chosen.cached
+    assert all(isinstance(source, Scenes) for _, source in config.train_tasks(cache=False))  # for workers
+    assert config.train_tasks()[0][1] is config.train_tasks()[0][1]
 
 
 class _Videos:
@@ -113,15 +38,19 @@ class _Videos:
     def __len__(self) -> int:
         return len(self.task_of)
 
-    def __getitem__(self, index: int) -> object:
-        return (str(self.root), index)
+    def __getitem__(self, index: int) -> Clip:
+        return (str(self.root), index)  # type: ignore[return-value]
 
     def labels(self, index: int) -> Labels:
         return Labels(task=self.task_of[index])
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **folders: list[str | None]) -> None:
-    monkeypatch.setattr(module, "Folder", lambda path, plan, labels: _Videos(path, folders[path]))
+    def open(self: FolderConfig, evaluation: bool = False) -> Files:
+        path = (self.eval_path if evaluation else self.path) or ""
+        return _Videos(path, folders[path])
+
+    monkeypatch.setattr(FolderConfig, "open", open)
 
 
 def clips(source: object) -> list[int]:
@@ -130,49 +59,91 @@ def clips(source: object) -> list[int]:
 
 def test_a_folders_tasks_are_those_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, videos=["b", "a"] * 30)
-    config = DataConfig(source="folder", path="videos")
-    train, evaluate = train_tasks(config), eval_tasks(config)
+    config = FolderConfig(path="videos")
+    train, evaluate = config.train_tasks(), config.eval_tasks()
     assert [name for name, _ in train] == [name for name, _ in evaluate] == ["a", "b"]
     for (name, shown), (_, held_out) in zip(train, evaluate, strict=True):
         assert (len(shown), len(held_out)) == (20, 10)
         assert sorted(clips(shown) + clips(held_out)) == [i for i in range(60) if "ba"[i % 2] == name]
         assert labels_of(shown, [0])[0].task == name
-    ordered = DataConfig(source="folder", path="videos", tasks=("b", "a"))
-    assert [name for name, _ in train_tasks(ordered)] == ["b", "a"]
+    ordered = FolderConfig(path="videos", tasks=("b", "a"))
+    assert [name for name, _ in ordered.train_tasks()] == ["b", "a"]
 
 
 def test_a_folder_without_tasks_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, videos=[None] * 20, more=[None] * 7)
-    [(name, source)] = train_tasks(DataConfig(source="folder", path="videos"))
+    [(name, source)] = FolderConfig(path="videos").train_tasks()
     assert (name, len(source)) == ("all", 14)
-    config = DataConfig(source="folder", path="videos", eval_path="more", eval_clips=5)
-    assert [len(source) for _, source in train_tasks(config)] == [20]
-    assert [len(source) for _, source in eval_tasks(config)] == [5]
+
+
+def test_an_evaluation_set_that_is_given_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, videos=["a", "b"] * 20, more=["a"] * 7 + ["b"] * 9)
+    given = FolderConfig(path="videos", eval_path="more", eval_clips=5)
+    assert [len(source) for _, source in given.train_tasks()] == [20, 20]  # and nothing is held out
+    assert [clips(source) for _, source in given.eval_tasks()] == [list(range(7)), list(range(7, 16))]
+    held_out = FolderConfig(path="videos", eval_clips=5)
+    assert [len(source) for _, source in held_out.train_tasks()] == [15, 15]
+    assert [len(source) for _, source in held_out.eval_tasks()] == [5, 5]
 
 
 def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, mixed=["a", None, "b"] * 10, few=["a"] * 9, other=["b"] * 20, videos=["a", "b"] * 10)
     with pytest.raises(StellaError, match=r"10 of 30 clips in mixed have no task .*data\.tasks"):
-        train_tasks(DataConfig(source="folder", path="mixed"))
-    assert len(train_tasks(DataConfig(source="folder", path="mixed", tasks=("a",)))) == 1
+        FolderConfig(path="mixed").train_tasks()
+    assert len(FolderConfig(path="mixed", tasks=("a",)).train_tasks()) == 1
     with pytest.raises(StellaError, match=r"no clips of task c; its tasks are a, b"):
-        train_tasks(DataConfig(source="folder", path="mixed", tasks=("c",)))
+        FolderConfig(path="mixed", tasks=("c",)).train_tasks()
     with pytest.raises(StellaError, match=r"task a has 9 clips.*data\.eval_path"):
-        train_tasks(DataConfig(source="folder", path="few"))
+        FolderConfig(path="few").train_tasks()
     with pytest.raises(StellaError, match=r"eval_path=other has no clips of task a"):
-        eval_tasks(DataConfig(source="folder", path="videos", eval_path="other"))
+        FolderConfig(path="videos", eval_path="other").eval_tasks()
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"source": "folder"}, "data.source=folder needs a folder"),
-        ({"path": "x"}, "data.path=x is of no use to data.source=scenes"),
-        ({"size": "large"}, r"data\.size='large'; choose one of scenes"),
-        ({"clips": 0}, r"data\.clips=0"),
-        ({"tasks": ("a", "a")}, "one task twice"),
+        (["data.source=folder"], "data.source=folder needs clips of your own: set data.path=FOLDER"),
+        (["data.source=packed"], "data.source=packed needs clips of your own"),
+        (["data.source=videos"], "unknown data.source='videos': did you mean"),
+        (["data.source=shard"], r"did you mean shards\? \(known: scenes, folder, shards, packed\)"),
+        (
+            ["data.path=x"],
+            "is not a key of data.source=scenes; .* set data.source to folder or shards or packed",
+        ),
+        (["data.source=folder", "data.path=x", "data.clips=5"], "data.clips is not a key of data.source=folder"),
+        (["data.source=packed", "data.path=x", "data.pixels=96"], "data.pixels is not a key of data.source=packed"),
+        (
+            ["data.source=folder", "data.path=x", "data.pixel=96"],
+            r"mean data.pixels\? \(known for source=folder",
+        ),
+        (["data.clip=5"], r"did you mean data.clips\? \(known for source=scenes"),
+        (["data.size=large"], r"data\.size='large'; choose one of scenes"),
+        (["data.clips=0"], r"data\.clips=0 must be above 0"),
+        (["data.source=shards", "data.path=x", "data.span=0"], r"data\.span=0\.0 must be above 0"),
+        (["data.tasks=['a','a']"], "one task twice"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(values: dict[str, object], told: str) -> None:
+def test_a_configuration_that_does_not_fit_is_refused(values: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        DataConfig(**values)  # type: ignore[arg-type]
+        resolve(RunConfig, None, values)
+
+
+def test_each_source_has_a_config_of_its_own() -> None:
+    folder = resolve(RunConfig, None, ["data.source=folder", "data.path=x", "data.span=none"]).data
+    assert folder == FolderConfig(path="x", span=None) and folder.sizes() == Sizes(224, 1024, 4)
+    shards = resolve(RunConfig, None, ["data.source=shards", "data.path=x", "data.duration=2.56"]).data
+    assert shards == ShardsConfig(path="x", duration=2.56) and shards.least_workers == 1
+    assert RunConfig().data == ScenesConfig() and ScenesConfig().least_workers == 0
+    assert (folder.decoded_pixels, ScenesConfig().decoded_pixels) == (256, 96)  # scenes need no margin for crops
+
+
+def test_only_scenes_know_that_they_are_scenes() -> None:
+    """What is special about a source is in its own folder, behind `SourceConfig`."""
+    package = Path(stella.__file__).parent
+    files = [path for path in package.rglob("*.py") if package / "data" / "scenes" not in path.parents]
+    assert len(files) > 50
+    name = r"""["']scenes["']"""
+    patterns = (rf"[!=]=\s*{name}", rf"{name}\s*[!=]=", rf"\bin\s*[(\[{{]\s*{name}", rf"get\([^)]*{name}")
+    compared = re.compile("|".join((*patterns, r"isinstance\(.*Scenes")))
+    assert not [path for path in files if compared.search(path.read_text(encoding="utf-8"))]
+    assert compared.search('if config.data.source == "scenes":')

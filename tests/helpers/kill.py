@@ -31,7 +31,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "in a step, before the memory": (Memory, "add"),
     "evaluation": (CAV, "represent_v"),
     "checkpoint writing": (checkpoint._Writer, "write"),
-    "checkpoint written, older ones not removed": (checkpoint, "sync_folder"),
+    "checkpoint written, older ones not removed": (checkpoint.Checkpoints, "_remove_older"),
     "a line half written": (files.Lines, "write"),
     "final weights": (weights, "packed"),
 }

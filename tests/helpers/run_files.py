@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stella.config import to_tree
-from stella.data.tasks import DataConfig
+from stella.data.scenes import ScenesConfig
 from stella.runs.config import RunConfig, settle
 
 TASKS = ("task1", "task2", "task3", "task4")
@@ -26,7 +26,7 @@ def write_run(
 ) -> Path:
     """Write the folder; with `slow` its evaluations have slow weights, which forget half as much."""
     path.mkdir(parents=True)
-    data = DataConfig(tasks=tasks, eval_clips=24)
+    data = ScenesConfig(tasks=tasks, eval_clips=24)
     config = to_tree(settle(RunConfig(seed=seed, method=method, args=args, data=data)))
     facts = {"commit": "0123456789abcdef", "torch": "2.11", "gpu": None, "threads": 2}
     (path / "config.json").write_text(json.dumps(config))

@@ -73,7 +73,7 @@ def test_each_crop_is_one_of_the_classic_ones_scaled_as_interpolate_does() -> No
 def test_every_shape_and_place_is_drawn() -> None:
     """A ramp tells the crop's box: x from red, y from green."""
     x = torch.arange(200).expand(200, 200)
-    ramp = torch.stack([x, x.T, torch.zeros_like(x)]).to(torch.uint8).expand(1200, 1, 3, 200, 200)
+    ramp = torch.stack([x, x.T, torch.zeros_like(x)]).to(torch.uint8).expand(400, 1, 3, 200, 200)
     out = multi_scale_crop(ramp, 100, generator(1, "crop"))[:, 0].float()
     left, right = out[:, 0, 50, 0], out[:, 0, 50, -1]
     top, bottom = out[:, 1, 0, 50], out[:, 1, -1, 50]

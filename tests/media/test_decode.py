@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Plan, decode, probe, read_window
+from stella.media.decode import Plan, decode, read_cut, read_duration
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
@@ -155,23 +155,28 @@ def test_window_behind_the_end_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mp4", counting(50), tone(2, 16000))
     with pytest.raises(ClipError) as caught:
         decode(path, Plan(start=7.0))
-    assert caught.value.reason in ("no audio in the window", "no video in the window")
+    assert caught.value.reason in ("no audio in the clip", "no video in the clip")
 
 
-def test_read_window_gives_a_fixed_rate(tmp_path: Path) -> None:
+def test_read_cut_gives_a_fixed_rate(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mp4", counting(75, 2), tone(3, 16000))
-    frames, waveform = read_window(path, 1.0, 10.0, 8, 48)
+    frames, waveform = read_cut(path, 1.0, 10.0, 8, 48)
     assert levels(frames) == pytest.approx([20 + 2 * math.floor((1 + i / 8) * 25 + 1e-6) for i in range(16)], abs=2)
     assert len(waveform) == pytest.approx(2 * SAMPLE_RATE, abs=1100)
-    assert len(read_window(path, 0.0, 1.0, 8, 48)[0]) == 8
+    assert len(read_cut(path, 0.0, 1.0, 8, 48)[0]) == 8
 
 
-def test_probe(tmp_path: Path) -> None:
-    found = probe(write(tmp_path / "a.mp4", counting(50), tone(2, 44100, 2), rate=44100, layout="stereo"))
-    assert (found.video, found.audio, found.width, found.height) == ("h264", "aac", 64, 48)
-    assert (found.fps, found.sample_rate, found.channels) == (25.0, 44100, 2)
-    assert found.duration == pytest.approx(2, abs=0.1)
-    assert probe(write(tmp_path / "b.mp4", counting(5), None)).audio is None
+def test_the_duration_is_read_without_decoding(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mp4", counting(50), tone(2, 44100, 2), rate=44100, layout="stereo")
+    assert read_duration(path) == pytest.approx(2, abs=0.1)
+    assert read_duration(write(tmp_path / "b.mp4", counting(50), None)) == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize(("window", "first"), [(0.0, 1.0), (0.25, 2.5), (0.5, 4.0), (1.0, 7.0)])
+def test_a_window_lies_between_the_ends_of_the_clip(window: float, first: float) -> None:
+    plan = Plan(1.0, 10.0, 4, 48, span=4.0)
+    assert plan.times(1.0, 11.0, window) == pytest.approx([first + offset for offset in (0.5, 1.5, 2.5, 3.5)])
+    assert plan.times(1.0, 3.0, window) == pytest.approx([1.25, 1.75, 2.25, 2.75])  # a clip shorter than the window
 
 
 def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> None:
@@ -183,7 +188,7 @@ def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> N
     for share in (0.2, 0.37, 0.5):
         cut = tmp_path / "cut.ts"
         cut.write_bytes(content[int(share * len(content)) // 188 * 188 :])
-        seen = levels(read_window(cut, 0, 1.2, 25, 48)[0])
+        seen = levels(read_cut(cut, 0, 1.2, 25, 48)[0])
         assert len(seen) >= 6
         assert np.diff(seen) == pytest.approx(2 * np.ones(len(seen) - 1), abs=1.0)
 

@@ -1,13 +1,11 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.disk import small_disk
 
 from stella.errors import StellaError
-from stella.files import Lines, read_lines, write_bytes, write_json
+from stella.files import Lines, read_lines, write_json
 from stella.runs.folder import RunFolder
 
 HOLD = """
@@ -23,7 +21,7 @@ def test_a_folder_in_use_is_refused_and_a_dead_process_holds_none(tmp_path: Path
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
-        refusal = rf"in use by another process \(id {holder.pid}\)"
+        refusal = rf"is in use by process {holder.pid};"
         with pytest.raises(StellaError, match=refusal), RunFolder(tmp_path).locked():
             pass
     finally:
@@ -49,29 +47,6 @@ def test_a_torn_line_is_not_read_and_cut_takes_it_away(tmp_path: Path) -> None:
     lines.write({"kind": "step", "step": 3})
     lines.close()
     assert [line["step"] for line in read_lines(folder.metrics)] == [1, 3]
-
-
-def test_lines_go_on_after_a_torn_one(tmp_path: Path) -> None:
-    path = tmp_path / "speed.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"st')
-    lines = Lines(path)
-    assert lines.sync() == len(b'{"step": 1}\n')
-    lines.write({"step": 2})
-    assert lines.sync() == path.stat().st_size
-    lines.close()
-    assert read_lines(path) == [{"step": 1}, {"step": 2}]
-
-
-def test_a_full_disk_takes_a_line_whole_or_not_at_all(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "speed.jsonl")
-    lines.write({"step": 1})
-    before = lines.sync()
-    with small_disk(before + 5), pytest.raises(OSError):
-        lines.write({"step": 2})
-    assert (tmp_path / "speed.jsonl").stat().st_size == before
-    lines.write({"step": 3})
-    lines.close()
-    assert read_lines(tmp_path / "speed.jsonl") == [{"step": 1}, {"step": 3}]
 
 
 def test_a_damaged_line_is_told_with_its_file(tmp_path: Path) -> None:
@@ -105,15 +80,3 @@ def test_a_missing_or_damaged_configuration_is_told(tmp_path: Path) -> None:
         RunFolder(tmp_path).read_config()
     write_json(RunFolder(tmp_path).config, {"a": [1, None, "ö"]})
     assert RunFolder(tmp_path).read_config() == {"a": [1, None, "ö"]}
-
-
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-
-    def fsync(descriptor: int) -> None:
-        assert not (tmp_path / "weights").exists()
-        synced.append(os.fstat(descriptor).st_size)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    write_bytes(tmp_path / "weights", b"12345")
-    assert synced == [5] and (tmp_path / "weights").read_bytes() == b"12345"

@@ -1,7 +1,7 @@
-"""The cue audit: how far perfect knowledge of one cue alone would go in a gallery.
+"""The cue audit: the score in a gallery of a model that knows one cue perfectly and nothing else.
 
-A is the mean of R@1, R@5 and R@10 over both directions, in percent. Where a cue ties clips, their order is a matter of
-chance, and the audit takes the expected recall. The figures stand beside every A that is reported on scenes.
+A is the mean of R@1, R@5 and R@10 over both directions, in percent. Clips that a cue cannot tell apart are ranked at
+random, and the audit takes the expected recall. Every A reported on scenes is printed next to these ceilings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from stella.data.scenes.draw import Draw
 from stella.data.scenes.source import Scenes
+from stella.data.tasks import RANKS
 
-RANKS = (1, 5, 10)
 Scores = NDArray[np.float64]  # [queries, gallery], higher is nearer
 
 
 def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
-    """Per task's own gallery, and for all of them `mixed`: A by chance and by timing, class, link and everything."""
+    """A by chance, timing, class, link and everything, for each task's gallery and for all clips (`mixed`)."""
     drawn = {name: scenes.draw(range(len(scenes))) for name, scenes in galleries.items()}
     table = {name: _ceilings([d]) for name, d in drawn.items()}
     if len(drawn) > 1:
@@ -35,11 +35,11 @@ def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
     audible = column(lambda d: d.audible)  # [N, 4]
     linked_v, linked_a = column(lambda d: d.linked_visible), column(lambda d: d.linked_audible)
 
-    # What the query's own class says its partner's quantity should be, against every clip of the gallery.
+    # The quantity that the link of the query's class predicts, compared with every clip of the gallery.
     rows = np.arange(len(label))
     cause, effect = visible[rows, linked_v], audible[rows, linked_a]
-    near_audio = -np.abs(cause[:, None] - audible[:, linked_a].T)  # video asks, audio answers
-    near_video = -np.abs(effect[:, None] - visible[:, linked_v].T)  # audio asks, video answers
+    near_audio = -np.abs(cause[:, None] - audible[:, linked_a].T)  # video query, audio gallery
+    near_video = -np.abs(effect[:, None] - visible[:, linked_v].T)  # audio query, video gallery
     same_time, same_class = _equal(pattern), _equal(label)
     both = same_time + same_class == 2
     return {
@@ -57,7 +57,7 @@ def _equal(values: NDArray[np.generic]) -> Scores:
 
 
 def _mean_recall(scores: Scores) -> float:
-    """Expected mean of R@1/5/10 in percent, where query i's partner is gallery clip i and ties fall at random."""
+    """Expected mean of R@1/5/10 in percent, where query i's partner is gallery clip i and ties are ranked at random."""
     own = np.diagonal(scores)[:, None]
     ahead = (scores > own).sum(1)
     tied = (scores == own).sum(1)  # the partner among them

@@ -1,8 +1,8 @@
-"""What there is to know: each class is a look, an action, a timbre and a link.
+"""The classes of scenes: each is a look, an action, a timbre and a link.
 
-A class's link ties one visible quantity to one audible quantity, and differs from class to class. Each of the eight
-looks of the tasks returns twice, later, with another action, another timbre and another link: learning the later class
-overwrites the earlier one. Only a look *together with* its action tells which class makes the sound.
+A class's link ties one visible quantity to one audible quantity, and differs between classes. Each of the eight looks
+of the tasks returns in two later tasks with another action, timbre and link, so that learning the later class
+overwrites the earlier one. Only look *and* action together identify the sounding class.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TIMBRES = (
     *("flute", "square", "saw", "bell", "organ", "hollow", "nasal", "buzz", "chord", "wind", "pluck", "metal"),
     *("reed", "brass", "glass", "drone", "horn", "choir"),
 )
-# An action moves a quantity itself, so that quantity cannot be read while it acts.
+# An action changes this quantity itself, so the quantity cannot be read during the action.
 MOVED_BY = {"swell": "size", "bounce": "height", "flash": "hue", "spin": "grain"}
 
 

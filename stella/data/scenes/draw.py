@@ -1,4 +1,4 @@
-"""Every clip is a pure function of (seed, task, split, index): this file draws its numbers, nothing else does.
+"""All random numbers of scenes. Every clip is a pure function of (seed, task, split, index).
 
 Numbers come from a counter-based hash, so any clip can be drawn alone or among thousands, on any machine, in any order.
 """
@@ -15,10 +15,11 @@ from stella.rng import seed_for
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-SLOTS = 4  # the clip's time is cut into four slots, one for each sampled frame
-PATTERNS = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])  # two slots sound: timing narrows, never gives
-LONGEST = 0.75 / SLOTS  # no burst lasts longer, in clip lengths
-LINK_NOISE = 0.02  # how far the audible quantity strays from what its visible one says (both in 0..1)
+SLOTS = 4  # a clip has four time slots, one for each sampled frame
+# Two slots sound. Timing alone narrows the choice of a partner but never decides it.
+PATTERNS = np.array([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])
+LONGEST = 0.75 / SLOTS  # length of the longest burst, in clip lengths
+LINK_NOISE = 0.02  # deviation of the audible quantity from its visible cause (both in 0..1)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Variant:
     silent: tuple[int, int] = (1, 3)  # fewest and most silent objects
     scale: float = 1.0  # of all objects
     noise: tuple[float, float] = (0.001, 0.012)  # background noise, amplitude
-    offscreen: float = 0.25  # how often something sounds that is not in the picture
+    offscreen: float = 0.25  # probability of a sound whose object is not in the picture
 
 
 EASY = Variant()
@@ -50,9 +51,9 @@ class Objects:
 
 @dataclass(frozen=True)
 class Draw:
-    """Everything random about a batch of clips, in units of the clip's length and the frame's width."""
+    """All random numbers of a batch of clips, in units of the clip's length and the frame's width."""
 
-    key: Ints  # [B] names the clip's own noise
+    key: Ints  # [B] seeds the clip's own noise
     label: Ints  # [B] class within the task
     pattern: Ints  # [B] which two slots sound
     onset: Floats  # [B, 2] of the two bursts, 0..1 of the clip
@@ -72,7 +73,7 @@ class Draw:
 
 
 def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Variant) -> Draw:
-    """Draw the clips `indices` of a task's split. Classes take turns, so each has its share of every split."""
+    """Draw the clips `indices` of a task's split. Classes alternate, so every split is balanced."""
     kinds = classes(task)
     index = np.asarray(indices, dtype=np.int64)
     u = Uniforms(seed_for("scenes", seed, task, split), index)
@@ -86,7 +87,7 @@ def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Vari
     objects = _objects(u, variant, of_class(SHAPES, "shape"), of_class(TEXTURES, "texture"))
     cause = objects.visible[rows, 0, linked_v]
 
-    # Audible quantities keep to the middle, but for the linked one, which follows its visible cause.
+    # Audible quantities stay near the middle, except the linked one, which follows its visible cause.
     audible = 0.5 + 0.24 * (u(len(AUDIBLE)) - 0.5)
     stray = LINK_NOISE * (u(12).sum(axis=1) - 6)  # nearly normal
     audible[rows, linked_a] = np.clip(cause + stray, 0, 1)
@@ -119,8 +120,8 @@ def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Vari
 def _objects(u: "Uniforms", variant: Variant, shape: Ints, texture: Ints) -> Objects:
     least, most = variant.silent
     count = 1 + most
-    columns = np.argsort(u(count), axis=1)  # objects stand in columns of their own, so they rarely hide each other
-    silent = least + (u() ** 1.6 * (most - least + 1)).astype(np.int64)  # few more often than many
+    columns = np.argsort(u(count), axis=1)  # each object has a column of its own, so they rarely overlap
+    silent = least + (u() ** 1.6 * (most - least + 1)).astype(np.int64)  # small numbers are more likely
     shapes = np.stack([u.below(len(SHAPES)) for _ in range(count)], axis=1)
     textures = np.stack([u.below(len(TEXTURES)) for _ in range(count)], axis=1)
     shapes[:, 0], textures[:, 0] = shape, texture
@@ -158,7 +159,7 @@ class Uniforms:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit moves every output bit."""
+    """The finaliser of SplitMix64: every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

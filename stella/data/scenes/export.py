@@ -1,6 +1,5 @@
-"""Scenes as ordinary files: an mp4 (H.264 and AAC) with a JSON beside it, for every tool that reads videos."""
+"""Writes scenes as ordinary files: an mp4 (H.264 and AAC) and a JSON for each clip."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,21 +7,21 @@ import torch
 from torch import Tensor
 
 from stella.data.scenes.source import Scenes
+from stella.files import write_json
+from stella.media.encode import encode
 
 FPS = 25  # the sampled frames of every size fall on whole frames at this rate
 
 
 def run_lengths(mask: Tensor) -> list[int]:
-    """A mask [H, W] row by row as lengths of runs, the first of pixels outside (perhaps 0)."""
+    """Run-length encoding of a mask [H, W], row by row; the first run is outside the mask and may be 0."""
     values, lengths = torch.unique_consecutive(mask.flatten(), return_counts=True)
     runs: list[int] = lengths.tolist()
     return [0, *runs] if values[0] else runs
 
 
 def export(scenes: Scenes, folder: Path) -> Iterator[Path]:
-    """Write every clip as `CLASS/ID.mp4` and `.json`; yields each path when it is whole. What exists is left alone."""
-    from stella.media.encode import encode
-
+    """Write every clip as `CLASS/ID.mp4` and `.json`; yields each path once it is written. Existing files are kept."""
     for index in range(len(scenes)):
         clip = scenes[index]
         assert clip.labels.name is not None and clip.labels.events is not None and clip.labels.mask is not None
@@ -37,6 +36,6 @@ def export(scenes: Scenes, folder: Path) -> Iterator[Path]:
                 "mask": [run_lengths(frame) for frame in clip.labels.mask],
                 "duration": scenes.size.duration,
             }
-            path.with_suffix(".json").write_text(json.dumps(about, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path.with_suffix(".json"), about)
             encode(path, scenes.film(index, FPS), clip.audio, FPS)
         yield path

@@ -1,4 +1,4 @@
-"""What a scene looks like: textured objects over a drifting background. The one that sounds acts while it sounds."""
+"""Renders frames: textured objects over a drifting background. The sounding object acts while it sounds."""
 
 import math
 from functools import cache
@@ -11,8 +11,8 @@ from stella.data.scenes.classes import ACTIONS, SHAPES, TEXTURES
 from stella.data.scenes.draw import Draw
 
 _ANGLES = 512
-# Per texture: two waves over the object, each by weights of (x, y, radius) in cycles, of the angle in turns and of a
-# sideways bend; the texture is their product (a wave with no weights is constant one).
+# Per texture: two waves over the object, each with weights of (x, y, radius) in cycles, of the angle in turns and of a
+# sideways bend. The texture is their product; a wave without weights is constant 1.
 _WAVES = {
     "stripes": ((1, 0, 0, 0, 0), (0, 0, 0, 0, 0)),
     "checks": ((0.8, 0, 0, 0, 0), (0, 0.8, 0, 0, 0)),
@@ -27,7 +27,7 @@ _WAVES = {
 
 @cache
 def _outlines(device: torch.device) -> Tensor:
-    """How far each shape reaches at each angle, [shapes, _ANGLES], of about unit area."""
+    """The radius of each shape at each angle, [shapes, _ANGLES], scaled to about unit area."""
     a = torch.arange(_ANGLES) / _ANGLES * 2 * math.pi
 
     def polygon(n: int, turn: float = 0.0) -> Tensor:
@@ -65,7 +65,7 @@ class Pictures(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """The pixel grid, and per clip and frame how strongly the object acts."""
+    """The pixel grid, and the strength of the action for each clip and frame."""
 
     x: Tensor  # [N] in frame widths
     y: Tensor
@@ -79,13 +79,13 @@ def pictures(draw: Draw, times: Tensor, pixels: int, device: torch.device) -> Pi
     image = _background(draw, frame)  # [B, 3, T, N, N]
     for o in reversed(range(1, draw.objects.shape.shape[1])):
         _paint(image, draw, o, frame)
-    cover = _paint(image, draw, 0, frame)  # the sounding one last: nothing hides it
+    cover = _paint(image, draw, 0, frame)  # the sounding object last: nothing hides it
     frames = image.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
     return Pictures(frames.transpose(1, 2).contiguous(), cover > 0.5)
 
 
 def masks(draw: Draw, times: Tensor, pixels: int) -> Tensor:
-    """`pictures(…).mask` for a fraction of the work: where the sounding object is, without painting anything."""
+    """`pictures(…).mask` without painting, for a fraction of the work."""
     return _place(draw, 0, _frame(draw, times, pixels, times.device)).cover > 0.5
 
 
@@ -102,7 +102,7 @@ def _acting(draw: Draw, times: Tensor) -> Tensor:
 
 
 def _background(draw: Draw, frame: _Frame) -> Tensor:
-    """Two broad waves in two muted colours that drift a little, [B, 3, T, N, N]."""
+    """Two broad, slowly drifting waves in two muted colours, [B, 3, T, N, N]."""
     u = torch.as_tensor(draw.background).to(frame.x.device)[:, :, None, None, None]  # [B, 24, 1, 1, 1]
     x, y, time = frame.x, frame.y[:, None], frame.time[:, None, None]
     waves = []
@@ -116,20 +116,20 @@ def _background(draw: Draw, frame: _Frame) -> Tensor:
 
 
 class _Body(NamedTuple):
-    """Where the pixels of a frame lie on an object, each [B, T, N, N]."""
+    """The pixels of a frame in an object's coordinates, each [B, T, N, N]."""
 
     x: Tensor  # in the object's own coordinates: turned, stretched, radius 1
     y: Tensor
     radius: Tensor
     angle: Tensor  # in turns, -0.5 … 0.5
-    beyond: Tensor  # how far outside the outline, in radii
+    beyond: Tensor  # distance outside the outline, in radii
 
 
 class _Placed(NamedTuple):
-    """An object of every clip: where it is, and how it acts, each [B, T, 1, 1] or [B, 1, 1, 1]."""
+    """An object of every clip: its pixels and its actions, each [B, T, 1, 1] or [B, 1, 1, 1]."""
 
     body: _Body
-    cover: Tensor  # how much of each pixel it covers, [B, T, N, N]
+    cover: Tensor  # share of each pixel that it covers, [B, T, N, N]
     flash: Tensor
     ripple: Tensor
     swell: Tensor
@@ -158,7 +158,7 @@ def _place(draw: Draw, o: int, frame: _Frame) -> _Placed:
 
 
 def _paint(image: Tensor, draw: Draw, o: int, frame: _Frame) -> Tensor:
-    """Paint object `o` of every clip onto the image; returns how much of each pixel it covers, [B, T, N, N]."""
+    """Paint object `o` of every clip onto the image; returns the share of each pixel that it covers, [B, T, N, N]."""
     device, objects = image.device, draw.objects
     texture, shade = (
         torch.as_tensor(a[:, o]).to(device)[:, None, None, None] for a in (objects.texture, objects.shade)
@@ -166,7 +166,7 @@ def _paint(image: Tensor, draw: Draw, o: int, frame: _Frame) -> Tensor:
     _, hue, _, _, grain = torch.as_tensor(objects.visible[:, o]).to(device).mT[:, :, None, None, None]
     body, cover, flash, ripple, swell, bounce, spin = _place(draw, o, frame)
     pattern = _texture(body, texture, 0.8 * 3**grain)
-    if o == 0:  # the marks of acting, each of which shows in single patches too
+    if o == 0:  # the marks of an action; each is visible in single patches too
         glow = torch.exp(-3 * body.beyond.clamp_min(0)) * flash
         rings = (body.beyond > 0.15) * (body.beyond < 1) * (torch.sin(body.beyond * 6 * math.pi) > 0) * ripple
         rim = (body.beyond < 0.22) * swell
@@ -207,7 +207,7 @@ def _texture(body: _Body, texture: Tensor, cycles: Tensor) -> Tensor:
 
 
 def _rgb(hue: Tensor) -> Tensor:
-    """A saturated colour for a hue in turns, [B, 1] -> [B, 3, 1]."""
+    """The saturated colour of a hue in turns, [B, 1] -> [B, 3, 1]."""
     corner = torch.tensor([0.0, 2 / 3, 1 / 3], device=hue.device)[:, None]  # red, green, blue
     wave = ((hue[:, None] + corner) % 1 * 6 - 3).abs() - 1
     return 0.1 + 0.9 * wave.clamp(0, 1)

@@ -1,4 +1,4 @@
-"""What a scene sounds like: additive synthesis of two bursts, an occasional sound from off screen, and noise."""
+"""Renders sound: additive synthesis of two bursts, an occasional off-screen sound, and noise."""
 
 import math
 from functools import cache
@@ -57,7 +57,7 @@ def waveforms(draw: Draw, duration: float, rate: int, device: torch.device) -> T
 
     samples = round(duration * rate)
     reach = math.ceil(LONGEST * samples)
-    sound = torch.zeros(len(draw.key), samples + reach, device=device)  # room for a late onset
+    sound = torch.zeros(len(draw.key), samples + reach, device=device)  # space for a late onset
     own = _Voice(tensor(draw.timbre), tensor(draw.audible), tensor(draw.linked_audible))
     for burst in range(draw.onset.shape[1]):
         onset, length = (tensor(x[:, burst]) * duration for x in (draw.onset, draw.length))
@@ -74,11 +74,11 @@ def waveforms(draw: Draw, duration: float, rate: int, device: torch.device) -> T
 class _Voice(NamedTuple):
     timbre: Tensor  # [B]
     audible: Tensor  # [B, 4]
-    linked: Tensor  # [B] the audible quantity that the class's link sets; -1: none
+    linked: Tensor  # [B] the audible quantity set by the class's link; -1: none
 
 
 def _add_burst(sound: Tensor, reach: int, voice: _Voice, gain: Tensor, span: tuple[Tensor, Tensor], rate: int) -> None:
-    """Add one burst to every clip's sound, touching only the stretch where it is heard."""
+    """Add one burst to every clip's sound, only where it is audible."""
     onset, length = span  # seconds, [B]
     first = (onset * rate).floor().long().clamp_min(0)
     stretch = torch.arange(reach, device=sound.device)
@@ -88,7 +88,7 @@ def _add_burst(sound: Tensor, reach: int, voice: _Voice, gain: Tensor, span: tup
 
 
 def _tone(voice: _Voice, since: Tensor, length: Tensor) -> Tensor:
-    """The sound `since` seconds after its onset, [B, W]. Only a class whose link sets tremolo or glide has any."""
+    """The sound `since` seconds after its onset, [B, W]. Only a class's link gives it tremolo or glide."""
     ratios, amplitudes, shapes = (table[voice.timbre] for table in _recipes(since.device))
     pitch, tremolo, brightness, glide = voice.audible.T[:, :, None]
 
@@ -114,9 +114,9 @@ def _tone(voice: _Voice, since: Tensor, length: Tensor) -> Tensor:
 
 
 def _noise(key: Tensor, samples: int) -> Tensor:
-    """White noise [B, S], nearly normal, that is a function of the clip's key alone."""
+    """White noise [B, S], nearly normal, a function of the clip's key only."""
     state = key[:, None] + torch.arange(samples, device=key.device) * -0x61C8864680B583EB
     state = (state ^ (state >> 31)) * 0x7FB5D329728EA185
-    state = (state ^ (state >> 27)) * -0x7E25210B43D22BB3  # wraps, as a hash should
+    state = (state ^ (state >> 27)) * -0x7E25210B43D22BB3  # overflow wraps around, as intended
     parts = [((state >> shift) & 0xFFFF).float() for shift in (0, 16, 32)]
     return (sum(parts[1:], parts[0]) / 65536 - 1.5) * 2

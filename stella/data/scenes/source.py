@@ -1,4 +1,4 @@
-"""Scenes as a source of clips, straight as tensors. Nothing downstream knows that they are synthetic."""
+"""Scenes as a source of clips, rendered as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SceneSize:
 
     @property
     def frame_times(self) -> Tensor:
-        """When the sampled frames are taken, in clip lengths: the middle of each slot."""
+        """Times of the sampled frames, in clip lengths: the middle of each slot."""
         return (torch.arange(self.frames) + 0.5) / self.frames
 
     @property
@@ -86,7 +86,8 @@ class Scenes:
         return draw(self.seed, self.task, self.split, indices, self.size.variant)
 
     def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Frames uint8 [B, T, 3, N, N] and waveforms float32 [B, S], in chunks that fit the cache or the card."""
+        """Frames uint8 [B, T, 3, N, N] and waveforms float32 [B, S], rendered in parts that fit the CPU's cache or the
+        GPU's memory."""
         device = torch.device(device)
         chunk = 4 if device.type == "cpu" else 128
         parts = []
@@ -97,7 +98,7 @@ class Scenes:
         return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def film(self, index: int, fps: int = 25) -> Tensor:
-        """Every frame of a clip at a rate a person can watch, uint8 [N, 3, H, W]; sampled frames are among them."""
+        """All frames of a clip at a rate to watch, uint8 [N, 3, H, W]; the sampled frames are among them."""
         d = self.draw([index])
         times = torch.arange(round(self.size.duration * fps)) / (self.size.duration * fps)
         parts = [times[i : i + 16] for i in range(0, len(times), 16)]
@@ -105,7 +106,7 @@ class Scenes:
 
 
 def events(d: Draw) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Which tenths of each clip hold a burst of the sounding object for at least a quarter of their time, [B, 10]."""
+    """Which tenths of each clip the sounding object sounds in for at least a quarter of their time, [B, 10]."""
     start = np.arange(TENTHS) / TENTHS
     begin, end = d.onset[:, :, None], (d.onset + d.length)[:, :, None]
     overlap = np.minimum(end, start + 1 / TENTHS) - np.maximum(begin, start)  # [B, 2, 10]

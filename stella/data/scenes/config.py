@@ -1,0 +1,82 @@
+"""The config of scenes: which clips are rendered, and where they are cached."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from stella.clip import Source
+from stella.data.scenes.audit import audit
+from stella.data.scenes.classes import TASKS
+from stella.data.scenes.source import SIZES, Scenes
+from stella.data.tasks import Sizes, SourceConfig, Tasks
+from stella.data.views import Cached
+from stella.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ScenesConfig(SourceConfig):
+    source: Literal["scenes"] = "scenes"
+    seed: int = 0  # another seed gives other clips
+    size: str = "scenes"  # scenes, scenes-hard, scenes-full or scenes-full-hard
+    clips: int = 2000  # to train on, for each task
+    cache: Literal["off", "cpu", "device"] = "cpu"  # where rendered clips are kept
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("clips")
+        if self.size not in SIZES:
+            raise ConfigError(f"unknown data.size={self.size!r}; choose one of {', '.join(SIZES)}")
+
+    def sizes(self) -> Sizes:
+        size = SIZES[self.size]
+        return Sizes(size.pixels, size.spec_frames, size.frames)
+
+    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        return self._tasks("train", self.clips, device, cache)
+
+    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+        return self._tasks("eval", self.eval_clips, device, cache)
+
+    def all_tasks(self, evaluation: bool = False) -> Tasks:
+        return (self.eval_tasks if evaluation else self.train_tasks)(cache=False)
+
+    @property
+    def label(self) -> str:
+        return self.size
+
+    @property
+    def cached(self) -> bool:
+        return self.cache != "off"
+
+    @property
+    def decoded_pixels(self) -> int:
+        return self.sizes().pixels  # rendered at this size, without a margin
+
+    def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
+        """The cue audit of the evaluation clips."""
+        return dict(_ceilings(replace(self, cache="off", clips=1)))
+
+    def _tasks(self, split: str, clips: int, device: torch.device | str, cache: bool) -> Tasks:
+        place = str(device if self.cache == "device" else "cpu")
+
+        def task(name: str) -> Source:
+            if cache and self.cached:
+                return _cached(name, split, clips, self.size, self.seed, place)
+            return Scenes(name, split, clips, size=self.size, seed=self.seed)
+
+        return [(name, task(name)) for name in self.tasks or TASKS]
+
+
+@lru_cache(maxsize=2 * len(TASKS))
+def _cached(task: str, split: str, clips: int, size: str, seed: int, device: str) -> Cached:
+    """Runs in one process share rendered clips, whatever the order of their tasks."""
+    return Cached(Scenes(task, split, clips, size=size, seed=seed), device)
+
+
+@lru_cache(maxsize=16)
+def _ceilings(config: ScenesConfig) -> dict[str, float]:
+    table = audit({name: source for name, source in config.eval_tasks() if isinstance(source, Scenes)})
+    return table["mixed"] if "mixed" in table else next(iter(table.values()))

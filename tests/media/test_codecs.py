@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
+
+pytest.importorskip("av")
+
+
+def test_jpegs_keep_smooth_pictures_their_order_and_their_colours() -> None:
+    coarse = torch.rand(5, 3, 3, 4, generator=torch.Generator().manual_seed(0)) * 200
+    smooth = torch.nn.functional.interpolate(coarse, (48, 64), mode="bilinear").round().to(torch.uint8)
+    files = encode_jpegs(smooth)
+    assert len(files) == 5 and all(file.startswith(b"\xff\xd8") for file in files)
+    frames = decode_jpegs(files)
+    error = frames.float() - smooth.float()
+    assert frames.shape == smooth.shape and error.abs().mean() < 3
+    assert error.mean().abs() < 0.6  # not darker, as with the fast colour conversion
+    assert torch.equal(decode_jpegs([files[3], files[1]]), frames[[3, 1]])
+    assert decode_jpegs(files[:2], size=24).shape == (2, 3, 24, 32)
+
+
+def test_flac_keeps_sixteen_bits_and_clips_the_rest() -> None:
+    waveform = torch.rand(20_000, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    waveform[:2] = torch.tensor([1.5, -1.5])
+    back = decode_flac(encode_flac(waveform))
+    assert back.shape == waveform.shape and back.dtype == torch.float32
+    assert back[:2].tolist() == [32767 / 32768, -1.0]
+    assert torch.allclose(back[2:], waveform[2:], atol=0.51 / 32768)
+    assert torch.equal(decode_flac(encode_flac(back)), back)
