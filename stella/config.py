@@ -45,10 +45,14 @@ def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
             hint = f"did you mean {path}{near[0]}?" if near else "there are no keys here"
             raise ConfigError(f"unknown key {path}{key}: {hint} (known: {', '.join(names)})")
     values = {key: _convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{path.rstrip('.') or cls.__name__} is incomplete: {error}") from error
+    if missing := [f"{path}{name}" for name in _required(cls) if name not in values]:
+        raise ConfigError(f"{path.rstrip('.') or 'this table'} is incomplete: add {', '.join(missing)}")
+    return cls(**values)
+
+
+def _required(cls: Any) -> list[str]:
+    absent = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(cls) if f.init and f.default is absent and f.default_factory is absent]
 
 
 def to_tree(config: Any) -> Any:
@@ -141,4 +145,5 @@ def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
 
 def _spell(hint: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
-    return names.get(hint) or f"a {typing.get_origin(hint) or getattr(hint, '__name__', hint)}"
+    kind = typing.get_origin(hint) or hint
+    return names.get(hint) or {tuple: "a list such as ['a', 'b']", dict: "a table"}.get(kind, "another kind of value")

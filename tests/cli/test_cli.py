@@ -3,15 +3,19 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from stella.cli import app
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.experiments import demo as stella_demo
+from stella.files import read_json
 from stella.media.decode import probe
 from stella.methods import METHODS
 from stella.model.cav import CAV, preset
@@ -68,7 +72,11 @@ def test_help_names_every_command() -> None:
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
-        (["pretrain", "data.path=/no/such/folder"], "set another source too"),
+        (["pretrain", "data.path=/no/such/folder"], "data.path"),
+        (["pretrain", "data.tasks=task1"], "data.tasks must be a list such as ['a', 'b'], not 'task1'"),
+        (["pretrain", "scene"], "no recipe is called 'scene': did you mean scenes?"),
+        (["compare", "no.toml"], "no.toml cannot be read"),
+        (["evaluate", "base-tiny", "tabel1"], "did you mean table1?"),
         (["pretrain", "data.source=folder"], "set data.path=FOLDER"),
         (["pretrain", "data.clips=0"], "data.clips=0 must be at least 1"),
         (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
@@ -87,12 +95,62 @@ def test_an_error_is_one_sentence_and_status_2(args: list[str], said: str, tmp_p
     assert not list(tmp_path.rglob("lock"))
 
 
+@pytest.mark.parametrize("args", [["-h"], ["--help"], ["compare", "-h"], ["scenes", "audit", "-h"]])
+def test_help_is_short_of_heavy_imports(args: list[str]) -> None:
+    """A help page appears at once: no command needs torch, numpy or matplotlib to describe itself."""
+    script = f"""
+import sys
+from typer.testing import CliRunner
+from stella.cli import app
+done = CliRunner().invoke(app, {args!r})
+assert done.exit_code == 0 and "Usage" in done.output, done.output
+print([name for name in ("torch", "numpy", "matplotlib", "av") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+def test_every_command_and_option_has_a_sentence_of_help() -> None:
+    for name, command in commands(get_command(app)):
+        assert command.help and command.help.split("\n")[0].endswith("."), name
+        for parameter in command.params:
+            assert parameter.help and len(parameter.help.split()) > 2, (name, parameter.name)
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "stella", "reproduce"], capture_output=True, text=True, check=True)
+    assert "table1" in done.stdout
+
+
+def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ("data.tasks=['task1']", "data.clips=8", "data.eval_clips=4", "stream.batch_size=8", "stream.epochs=1")
+    done = run.invoke(app, ["pretrain", "scenes", "method=finetune", "train.device=cpu", *tiny])
+    assert done.exit_code == 0 and (tmp_path / "runs" / "latest" / "model.safetensors").exists(), done.output
+    assert read_json(tmp_path / "runs" / "latest" / "config.json")["train"]["lr"] == 5e-4
+    shown = run.invoke(app, ["evaluate", "base-tiny", "scenes", "data.eval_clips=4", "train.device=cpu"])
+    assert shown.exit_code == 0 and "all 24 clips as gallery" in shown.output, shown.output
+
+
 def test_the_version_is_told() -> None:
     assert re.fullmatch(r"stella \d+\.\d+\.\d+(, commit \w+)?, torch [\w.+]+\n", run.invoke(app, ["--version"]).output)
 
 
-def test_brackets_in_a_path_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_brackets_in_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """They are no markup, in an error and in what a command prints."""
     assert "[red]lost[/]" in stella("look", "[red]lost[/]", cwd=tmp_path).stderr
+    out = tmp_path / "[red]found"
+    assert run.invoke(app, ["scenes", "render", str(out), "--clips", "1"]).output.endswith(f"1 clips in {out}\n")
+    done = run.invoke(app, ["look", str(out), "--out", str(tmp_path / "[bold]a.png")])
+    assert f"{tmp_path / '[bold]a.png'}  1 of 1 clips shown" in done.output
 
 
 def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
@@ -198,12 +256,9 @@ def test_compare_and_methods(tmp_path: Path) -> None:
 
 
 def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, text = tmp_path / "demo.toml", stella_demo.RECIPE.read_text()
-    for key, value in {"clips": 12, "eval_clips": 6, "epochs": 1}.items():
-        text, found = re.subn(rf"(?m)^{key} = \d+$", f"{key} = {value}", text)
-        assert found == 1
-    recipe.write_text(text)
-    monkeypatch.setattr(stella_demo, "RECIPE", recipe)
+    recipe = tmp_path / "small.toml"
+    recipe.write_text('like = "demo"\n[data]\nclips = 12\neval_clips = 6\n[stream]\nepochs = 1\n')
+    monkeypatch.setattr(stella_demo, "RECIPE", str(recipe))
     done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))

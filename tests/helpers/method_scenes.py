@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from helpers.method_toys import TOY, method
 
+from helpers.method_toys import TOY, method
 from stella.clip import Clip, Labels
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig
