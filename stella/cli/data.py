@@ -9,7 +9,7 @@ import typer
 from stella.cli.common import Overrides, Recipe, say, split
 from stella.errors import StellaError
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default="one per core")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")]
 
 
 def look(

@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it writes, and how it refuses."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from stella.cli import app
+import stella as package
+from stella.cli import app, main
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.experiments import demo as stella_demo
@@ -22,11 +24,7 @@ from stella.model.cav import CAV, preset
 from stella.model.weights import save
 
 run = CliRunner()
-
-
-def stella(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from stella.cli import main; main()", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+HERE = str(Path(package.__file__).parents[1])
 
 
 def test_help_names_every_command() -> None:
@@ -87,23 +85,29 @@ def test_help_names_every_command() -> None:
         (["scenes", "render", "/proc/none", "--clips", "1"], "/proc/none"),
     ],
 )
-def test_an_error_is_one_sentence_and_status_2(args: list[str], said: str, tmp_path: Path) -> None:
-    done = stella(*args, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and said in done.stderr
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+def test_an_error_is_one_sentence_and_status_2(
+    args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stella", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert shown.startswith("error: ") and said in shown and shown.count("\n") == 1
     assert not list(tmp_path.rglob("lock"))
 
 
-@pytest.mark.parametrize("args", [["-h"], ["--help"], ["compare", "-h"], ["scenes", "audit", "-h"]])
-def test_help_is_short_of_heavy_imports(args: list[str]) -> None:
+def test_help_needs_no_heavy_imports() -> None:
     """A help page appears at once: no command needs torch, numpy or matplotlib to describe itself."""
-    script = f"""
+    script = """
 import sys
 from typer.testing import CliRunner
-from stella.cli import app
-done = CliRunner().invoke(app, {args!r})
-assert done.exit_code == 0 and "Usage" in done.output, done.output
+import stella as package
+from stella.cli import app, main
+for args in (["-h"], ["--help"], ["compare", "-h"], ["scenes", "audit", "-h"]):
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0 and "Usage" in done.output, done.output
 print([name for name in ("torch", "numpy", "matplotlib", "av") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -125,11 +129,6 @@ def test_every_command_and_option_has_a_sentence_of_help() -> None:
             assert parameter.help and len(parameter.help.split()) > 2, (name, parameter.name)
 
 
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "stella", "reproduce"], capture_output=True, text=True, check=True)
-    assert "table1" in done.stdout
-
-
 def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ("data.tasks=['task1']", "data.clips=8", "data.eval_clips=4", "stream.batch_size=8", "stream.epochs=1")
@@ -146,7 +145,11 @@ def test_the_version_is_told() -> None:
 
 def test_brackets_in_names_are_shown_as_they_are(tmp_path: Path) -> None:
     """They are no markup, in an error and in what a command prints."""
-    assert "[red]lost[/]" in stella("look", "[red]lost[/]", cwd=tmp_path).stderr
+    command = [sys.executable, "-m", "stella", "look", "[red]lost[/]"]
+    failed = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": HERE}
+    )
+    assert failed.returncode == 2 and "[red]lost[/]" in failed.stderr and "Traceback" not in failed.stderr
     out = tmp_path / "[red]found"
     assert run.invoke(app, ["scenes", "render", str(out), "--clips", "1"]).output.endswith(f"1 clips in {out}\n")
     done = run.invoke(app, ["look", str(out), "--out", str(tmp_path / "[bold]a.png")])
@@ -257,10 +260,12 @@ def test_compare_and_methods(tmp_path: Path) -> None:
 
 def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "small.toml"
-    recipe.write_text('like = "demo"\n[data]\nclips = 12\neval_clips = 6\n[stream]\nepochs = 1\n')
+    recipe.write_text(
+        'like = "demo"\n[data]\ntasks = ["task1", "task2"]\nclips = 12\neval_clips = 6\n[stream]\nepochs = 1\n'
+    )
     monkeypatch.setattr(stella_demo, "RECIPE", str(recipe))
     done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))
-    assert "acc(t, i) of DER++, seed 0" in done.output
+    assert "acc(t, i) of DER++, seed 0" in " ".join(done.output.split())
     assert (tmp_path / "demo" / "report.html").exists()
