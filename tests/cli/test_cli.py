@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ def test_every_command_and_option_has_a_sentence_of_help() -> None:
         assert command.help and command.help.split("\n")[0].endswith("."), name
         for parameter in command.params:
             assert parameter.help and len(parameter.help.split()) > 2, (name, parameter.name)
+
+
+def test_a_wheel_has_every_file_of_the_package() -> None:
+    """Recipes, weights and whatever else is no Python file."""
+    root = Path(HERE)
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["stella"]
+    packaged = {path for pattern in patterns for path in (root / "stella").glob(pattern)}
+    files = {path for path in (root / "stella").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert len(files) > 15 and files <= packaged, files - packaged
 
 
 def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
