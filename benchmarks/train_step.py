@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("rows", nargs="+")
     parser.add_argument("--preset", default="base")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--processes", type=int, default=5, help="how many start together; five of batch 48 fit in 140 GB (default: 5)")
+    parser.add_argument(
+        "--processes", type=int, default=5, help="how many start together; five of batch 48 fit in 140 GB (default: 5)"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/speed/train_step.csv"))
     options = parser.parse_args()
     check_columns(options.out)
