@@ -1,31 +1,20 @@
-"""Patch selection: our vectorised functions against a loop written from the paper, and four ways to importance.
+"""Patch selection: the vectorised functions of `stella.selection` against loops written from the paper.
 
-    python benchmarks/selection.py            # two minutes, 2 GB; one thread, measures CPU time
+    python benchmarks/selection.py            # a minute on one thread; measures CPU time
 
-First table: importance of 784 video patches for 512 audio queries at batch 8, each way in a process of its own, with
-the memory it takes beyond its inputs. Head by head is what `selection.importance` does: lean, half the time of the full
-map, four lines. The gradient of fused attention for V must compute those for q and k as well. Not in the table:
-bfloat16 maps, which would round the logits that a small β magnifies.
-
-Second table, the same inputs on both sides, batch 48 at `base` shapes (12 heads of 64, 512 audio patches = 64 times × 8
-mels, 784 video patches, κ half of them, chunks of 4 times), float32:
+Both sides have the same inputs: batch 48 at the shapes of `base` (12 heads of 64, 512 audio patches = 64 times × 8
+mels, 784 video patches), κ half of the patches, chunks of 4 times, float32.
 - *audio rule*: from I_a and C_a to the order of audio patches, random numbers included. The loop is the paper's
-  Alg. audio_time_chunk_select, per clip and per chunk: this is the paper's pseudo-code, and what 20× is asked of.
-- *video rule*: from I_v and C_v to the order of video patches, likewise. The loop runs per clip alone: inside it stands
-  one native `torch.multinomial`, which has to sort as we do, so that little more than the calls' overhead can be saved.
-- *correlation*: from q, k, I and past queries to C of both modalities. Bound by reading q and k on both sides.
-- *importance*: from q and k to I of both modalities; the same matrix products on both sides.
+  algorithm for audio patches, per clip and per chunk.
+- *video rule*: from I_v and C_v to the order of video patches. The loop runs per clip and calls `torch.multinomial`,
+  which sorts as ours does, so only the overhead of the calls can be saved.
+- *correlation*: from q, k, I and past queries to C of both modalities. Both sides are bound by reading q and k.
+- *importance*: from q and k to I of both modalities: the same matrix products on both sides.
 
-Recorded on two shared cores (AVX-512), torch 2.13, two runs:
-    full map 274, 259 ms, 300 MiB; head by head 129, 151 ms, 45 MiB; query chunks 311, 291 ms, 45 MiB;
-    gradient of v 446, 470 ms, 111 MiB
-    audio rule 24.4, 23.1×; video rule 1.8, 1.7×; both rules 8.9, 8.2×; correlation 2.9, 2.9×; importance 1.0, 0.8×
-With single calls in turn instead of turns of 0.3 s, so that ours always starts with cold caches, the audio rule gains
-17 to 21×. Query chunks took 128 to 311 ms, head by head 45 to 73 MiB in other runs.
+Two runs on two shared cores (AVX-512), torch 2.13: audio rule 24.4, 23.1×; video rule 1.8, 1.7×; both rules 8.9, 8.2×;
+correlation 2.9, 2.9×; importance 1.0, 0.8×.
 """
 
-import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -50,7 +39,7 @@ Pair = tuple[Tensor, Tensor]  # audio, video
 
 
 def loop_audio(importance: Tensor, correlation: Tensor, rng: torch.Generator) -> Tensor:
-    """The paper's pseudo-code for one clip; its slips are read sensibly (the shape and the tail of the last chunk)."""
+    """The paper's algorithm for one clip, with two slips corrected (a shape, and the tail of the last chunk)."""
     pruned = torch.bernoulli(correlation, generator=rng).bool().reshape(NUM_TIME, NUM_FREQ)
     pruned_t = pruned.sum(dim=1)
     by_time = importance.reshape(NUM_TIME, NUM_FREQ).sum(dim=1)
@@ -76,7 +65,7 @@ def loop_audio(importance: Tensor, correlation: Tensor, rng: torch.Generator) ->
 
 
 def loop_video(importance: Tensor, correlation: Tensor, rng: torch.Generator) -> Tensor:
-    """Eq. video_patch_select for one clip, as far as the κ kept."""
+    """The κ selected video patches of one clip."""
     pruned = torch.bernoulli(correlation, generator=rng).bool()
     left = importance.clone()
     left[pruned] = 0
@@ -89,7 +78,7 @@ def loop_importance(q: Tensor, k: Tensor) -> Tensor:
 
 
 def loop_correlation(qs: Pair, ks: Pair, scores: Pair, pasts: Pair) -> list[Tensor]:
-    """Eq. discriminative_info_gather and forget_induce_matrix, clip by clip."""
+    """Attention-weighted queries and the correlation with past ones, clip by clip."""
     out = [torch.zeros_like(score) for score in scores]
     for i in range(BATCH):
         tops = [s[i].argsort(descending=True)[:kappa] for s, kappa in zip(scores, (KAPPA_A, KAPPA_V), strict=True)]
@@ -115,7 +104,7 @@ def our_correlation(qs: Pair, ks: Pair, scores: Pair, pasts: Pair) -> list[Tenso
 
 
 def milliseconds(loop: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:
-    """Medians of CPU time; both sides take turns of 0.3 seconds (or one call), so that a busy machine slows both."""
+    """Median CPU time of both. They alternate every 0.3 seconds (or one call), so that a busy machine slows both."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(8):
         for kept, function in zip(times, (loop, ours), strict=True):
@@ -175,59 +164,5 @@ def compare(console: Console) -> None:
     console.print(table)
 
 
-def full_map(q: Tensor, k: Tensor) -> Tensor:
-    return torch.softmax(q * SCALE @ k.mT, dim=-1).mean(dim=(1, 2))
-
-
-def head_by_head(q: Tensor, k: Tensor) -> Tensor:
-    return selection.importance(q, k, BETA)
-
-
-def query_chunks(q: Tensor, k: Tensor) -> Tensor:
-    total = k.new_zeros(k.shape[0], k.shape[2])
-    for part in q.split(64, dim=2):
-        total += torch.softmax(part * SCALE @ k.mT, dim=-1).sum(dim=(1, 2))
-    return total / (q.shape[1] * q.shape[2])
-
-
-@torch.enable_grad()
-def gradient_of_v(q: Tensor, k: Tensor) -> Tensor:
-    """The columns' sums of attention are the gradient of its output's sum for V; the map itself never exists."""
-    v = torch.zeros_like(k, requires_grad=True)
-    out = F.scaled_dot_product_attention(q, k, v, scale=SCALE)
-    (gradient,) = torch.autograd.grad(out[..., 0].sum(), v)
-    return gradient[..., 0].mean(dim=1) / q.shape[2]
-
-
-def measure(way: Callable[[Tensor, Tensor], Tensor]) -> tuple[float, float, float]:
-    """Milliseconds, MiB beyond the inputs, largest relative error against float64; meant for a fresh process."""
-    torch.set_num_threads(1)
-    rng = generator("benchmarks", "importance")
-    q, k = (torch.randn(8, HEADS, length, DIM, generator=rng) for length in (LEN_A, LEN_V))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with torch.no_grad():
-        result = way(q, k)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        times = []
-        for _ in range(5):
-            start = time.process_time()
-            way(q, k)
-            times.append(1e3 * (time.process_time() - start))
-        exact = full_map(q[:1].double(), k[:1].double())
-    return statistics.median(times), peak / 1024, float(((result[:1] - exact).abs() / exact).max())
-
-
-def ways(console: Console) -> None:
-    table = Table(title="importance, batch 8, 12 heads, 512 queries, 784 keys, one thread")
-    for column in ("way", "CPU ms", "MiB", "error"):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    for way in (full_map, head_by_head, query_chunks, gradient_of_v):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            ms, mib, error = pool.apply(measure, (way,))
-        table.add_row(way.__name__.replace("_", " "), f"{ms:.0f}", f"{mib:.0f}", f"{error:.0e}")
-    console.print(table)
-
-
 if __name__ == "__main__":
-    ways(Console())  # first: a child's peak memory starts from its parent's
     compare(Console())

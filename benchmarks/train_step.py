@@ -2,10 +2,10 @@
 
     python benchmarks/train_step.py stella:48 derpp:48 stella:9 derpp:9 stella:48:packed stella:48:score_every=2
 
-Each argument is METHOD:BATCH with `packed`, the method's own settings or a run's (`train.activations=all`) behind it,
-each a process of its own. They start together, since compiling is the processor's work, and take their times one after
-the other; `--processes` says how many are on the card at once. Rows go to results/speed/train_step.csv; what they say
-is in results/speed/README.md.
+Each argument is METHOD:BATCH, followed by `packed`, by the method's own settings or by those of a run
+(`train.activations=all`). Each is measured in a process of its own. `--processes` of them start together, because
+compiling is work for the CPU, and are timed one at a time. Rows are appended to results/speed/train_step.csv;
+results/speed/README.md discusses them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PACKED_CLIPS = 960
 
 
 class Noise:
-    """Clips of the paper's size, as decoded: 4 frames of 256² and 10.24 s of sound."""
+    """Decoded clips of the paper's size: 4 frames of 256² and 10.24 s of sound."""
 
     def __len__(self) -> int:
         return PACKED_CLIPS
@@ -42,7 +42,7 @@ class Noise:
 
 
 def settings(spec: str) -> list[str]:
-    """Those behind METHOD:BATCH."""
+    """The settings after METHOD:BATCH, as overrides."""
     return [each if "." in each else f"args.{each}" for each in spec.split(":")[2:] if each != "packed"]
 
 
@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("rows", nargs="+")
     parser.add_argument("--preset", default="base")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--processes", type=int, default=5, help="so many at a time; five of batch 48 fit 140 GB")
+    parser.add_argument(
+        "--processes", type=int, default=5, help="how many start together; five of batch 48 fit in 140 GB (default: 5)"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/speed/train_step.csv"))
     options = parser.parse_args()
     check_columns(options.out)

@@ -1,4 +1,4 @@
-"""`python -m stella`: the command line where its script is not installed."""
+"""`python -m stella`: the command line without its installed script."""
 
 from stella.cli import main
 

@@ -45,10 +45,14 @@ def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
         if key not in names:
             raise ConfigError(f"unknown key {path}{key}: {_nearest(key, names, path)} (known: {', '.join(names)})")
     values = {key: convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"{path.rstrip('.') or cls.__name__} is incomplete: {error}") from error
+    if missing := [f"{path}{name}" for name in _required(cls) if name not in values]:
+        raise ConfigError(f"{path.rstrip('.') or 'this table'} is incomplete: add {', '.join(missing)}")
+    return cls(**values)
+
+
+def _required(cls: Any) -> list[str]:
+    absent = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(cls) if f.init and f.default is absent and f.default_factory is absent]
 
 
 def _names(cls: Any) -> list[str]:
@@ -182,4 +186,5 @@ def _not_a_table(value: Any, path: str) -> str:
 
 def _describe(hint: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
-    return names.get(hint) or f"a {typing.get_origin(hint) or getattr(hint, '__name__', hint)}"
+    kind = typing.get_origin(hint) or hint
+    return names.get(hint) or {tuple: "a list such as ['a', 'b']", dict: "a table"}.get(kind, "another kind of value")

@@ -1,1 +1,1 @@
-"""How fast a training step is, where its time goes and what it holds: `stella bench`, `benchmarks/train_step.py`."""
+"""Training speed, memory and profiles: `stella bench`, `stella reproduce efficiency`, `benchmarks/train_step.py`."""

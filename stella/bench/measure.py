@@ -1,12 +1,11 @@
-"""A row is one method at one batch size in a process of its own: steps through the `Trainer` as in any run, with a
-memory that is being filled. What is reported is the median of steady steps.
-"""
+"""Measure training steps: one configuration a row, each in a process of its own, through the `Trainer` of any run."""
 
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,11 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from stella.bench.rows import Row
-from stella.bench.stages import stages_ms
 from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_draws, step_times
 from stella.bench.turns import one_after_the_other
+from stella.errors import StellaError
 from stella.runs.config import RunConfig
+from stella.runs.progress import say
 from stella.train.device import Clock
 from stella.train.trainer import Trainer
 
@@ -31,26 +31,24 @@ def measure(
     packed: Path | None = None,
     alone: AbstractContextManager[Any] | None = None,
 ) -> Row:
-    """Train `steps` steady steps as configured (sizes from `config.model`), in this process.
+    """Time `steps` steady steps in this process, with a rehearsal memory that is filled first.
 
-    Clips are synthetic, or read from the folder `packed` that `stella pack` wrote. `alone` is entered once all is
-    compiled, and times are taken inside: processes that start together wait there for their turn.
+    Clips are noise, or read from the folder `packed` that `stella pack` wrote. `alone` is entered after the warm-up,
+    when everything is compiled, and holds for all measurements: processes that start together take turns there.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     trainer = make_trainer(config, packed)
     machine, size = trainer.runtime, config.stream.batch_size
     settle_draws(trainer)
     advance(trainer, WARM_UPS)
-    started = time.perf_counter() - began
+    start_seconds = time.perf_counter() - started
     with alone or nullcontext():
         advance(trainer, 2)
         times = step_times(trainer, steps)
         peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
-        rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)  # now: a card's clock moves
+        rate = matrix_rate(machine.device, machine.autocast_to or torch.float32)  # now: a card's clock varies
         syncs = _host_syncs(trainer)
-        del trainer  # what follows takes memory and time of its own
-        let_go()
-        stages = stages_ms(config)
+        del trainer  # counting FLOPs needs its memory
         let_go()
         flop = _flop(config)
         let_go()
@@ -69,14 +67,13 @@ def measure(
         tflops=tflops,
         share=tflops / rate,
         host_syncs=syncs,
-        start_seconds=started,
-        stages=stages,
+        start_seconds=start_seconds,
         feed="synthetic" if packed is None else "packed",
     )
 
 
 def _host_syncs(trainer: Trainer) -> int:
-    """How often the host waits for the device in a step; 0 where there is no device to wait for."""
+    """How often the host waits for the GPU in one step; 0 on a CPU."""
     if trainer.runtime.device.type != "cuda":
         return 0
     with warnings.catch_warnings(record=True) as caught:
@@ -88,9 +85,9 @@ def _host_syncs(trainer: Trainer) -> int:
 
 
 def _flop(config: RunConfig) -> int:
-    """Of a step: matrix products and attention, forward and backward, without what the latter computes again."""
-    plain = replace(config.train, compile="off", graph=False)
-    trainer = make_trainer(replace(config, train=plain))
+    """FLOPs of a step: matrix products and attention, forward and backward, without activation recomputation."""
+    eager = replace(config.train, compile="off", graph=False)
+    trainer = make_trainer(replace(config, train=eager))
     settle_draws(trainer)
     with FlopCounterMode(display=False) as counter:
         advance(trainer, 1)
@@ -110,29 +107,23 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def bench(
-    configs: Mapping[str, RunConfig], batches: Sequence[int], steps: int, packed: Path | None, console: Console
-) -> list[Row]:
-    """Each configuration at each batch size in a fresh process, one after the other."""
-    sized = {
-        f"{name}, batch {batch}": (name, replace(config, stream=replace(config.stream, batch_size=batch)))
-        for batch in batches
-        for name, config in configs.items()
-    }
-    rows = []
-    jobs = {key: (config, steps, packed) for key, (_, config) in sized.items()}
-    if len(jobs) > 1:
-        console.print(f"{len(jobs)} rows, each in a process of its own", style="dim", highlight=False)
-    for key, found in one_after_the_other(measure, jobs, processes=1):
+    configs: Mapping[str, RunConfig], steps: int, packed: Path | None, console: Console, processes: int = 1
+) -> dict[str, Row]:
+    """Measure each configuration in a fresh process, one at a time; `processes` of them start together.
+
+    A configuration that fails is reported and left out; if it is the only one, its error is raised.
+    """
+    rows = {}
+    jobs = {name: (config, steps, packed) for name, config in configs.items()}
+    for name, found in one_after_the_other(measure, jobs, processes):
+        if isinstance(found, BrokenProcessPool):
+            found = StellaError(f"measuring {name} was killed; is there enough memory?")
         if isinstance(found, Exception):
             if len(jobs) == 1:
                 raise found
-            console.print(f"{key} failed: {found}", highlight=False, soft_wrap=True)
-            continue  # the others are worth having
-        rows.append(replace(found, name=sized[key][0]))
-        stages = ", ".join(f"{stage} {ms:.1f}" for stage, ms in found.stages.items())
-        console.print(
-            f"{key}: {found.clips_per_second:.1f} clips/s, {found.peak_gib:.2f} GiB; "
-            f"ready after {found.start_seconds:.0f} s; ms: {stages}",
-            highlight=False,
-        )
+            say(console, f"{name} failed: {found}")
+            continue
+        rows[name] = found
+        speed = f"{found.clips_per_second:.1f} clips/s, {found.peak_gib:.2f} GiB"
+        say(console, f"{name}: {speed}; steady after {found.start_seconds:.0f} s")
     return rows

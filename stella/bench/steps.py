@@ -1,4 +1,4 @@
-"""Steps of a trainer as a run has it, on synthetic clips that lie on the device or on packed ones from a disk."""
+"""The trainer of a run on synthetic clips that stay on the device, or on packed clips from a disk."""
 
 import gc
 from dataclasses import replace
@@ -19,11 +19,11 @@ from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import Clock
 from stella.train.trainer import Trainer
 
-WARM_UPS = 6  # steps of settled shapes until they are compiled and recorded
+WARM_UPS = 6  # steps of constant shapes until all is compiled and recorded
 
 
 class Synthetic:
-    """Batches of noise on the device, a few in turn, without end: a stream as the trainer knows it."""
+    """A stream for the trainer: batches of noise on the device, a few in rotation, without end."""
 
     finished_task: int | None = None
 
@@ -47,7 +47,7 @@ class Synthetic:
 
 
 def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
-    """As a run has it, on synthetic batches unless there is a folder of packed clips."""
+    """The trainer of a run, on synthetic batches or on a folder of packed clips."""
     place, c, size = machine(config.train), model_config(config), config.stream.batch_size
     if packed is None:
         stream = cast(Stream, Synthetic(c, size, place.device))
@@ -66,13 +66,13 @@ def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
 
 
 def let_go() -> None:
-    """Give a trainer's memory back, for the next one and for other processes."""
+    """Free the memory of a deleted trainer, for the next one and for other processes."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def step_times(trainer: Trainer, steps: int) -> list[float]:
-    """Milliseconds of each of these steps, without the host waiting in between."""
+    """Milliseconds of each of the next steps; the host does not wait between them."""
     clock = Clock(trainer.runtime.device)
     marks = [clock.mark()]
     for _ in range(steps):
@@ -88,7 +88,7 @@ def advance(trainer: Trainer, steps: int) -> None:
 
 
 def settle_draws(trainer: Trainer) -> None:
-    """Steps until the memory has as many clips as the method draws: from then on shapes stay as they are."""
+    """Advance until the memory holds as many clips as the method draws: from then on shapes are constant."""
     memory = trainer.method.memory
     while memory is not None and memory.short:
         advance(trainer, 1)

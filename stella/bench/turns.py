@@ -1,4 +1,4 @@
-"""Processes that start together, since compiling is the processor's work, and measure one after the other."""
+"""Processes that start together, because compiling is work for the CPU, and measure one at a time."""
 
 import fcntl
 import tempfile
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Turn:
-    """For processes that start together: inside `with turn:` one is alone, once all are ready."""
+    """Inside `with turn:` a process is alone; it gets there when all of its group are ready or have failed."""
 
     def __init__(self, folder: Path, name: str, processes: int) -> None:
         self.folder, self.name, self.processes = folder, name, processes
@@ -38,20 +38,20 @@ class Turn:
 def one_after_the_other(
     function: Callable[..., T], jobs: Mapping[str, tuple[Any, ...]], processes: int
 ) -> Iterator[tuple[str, T | Exception]]:
-    """`function(*job, alone=…)` of each job in a fresh process; what failed has its error.
+    """`function(*job, alone=turn)` of each job in a fresh process; yields its result or its error.
 
-    So many processes start together, since compiling is the processor's work; each measures inside `alone`.
+    `processes` of them start together; each measures inside its `turn`.
     """
     names = list(jobs)
     for start in range(0, len(names), processes):
         group = names[start : start + processes]
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
-            turns = {name: Turn(Path(folder), name.replace("/", "-"), len(group)) for name in group}
-            going = {name: pool.submit(_job, function, jobs[name], turns[name]) for name in group}
-            for name, each in going.items():
+            turns = {name: Turn(Path(folder), str(number), len(group)) for number, name in enumerate(group)}
+            running = {name: pool.submit(_job, function, jobs[name], turns[name]) for name in group}
+            for name, each in running.items():
                 try:
                     yield name, each.result()
-                except Exception as error:  # the others are worth having
+                except Exception as error:  # the other rows are still worth having
                     yield name, error
 
 
@@ -59,4 +59,4 @@ def _job(function: Callable[..., T], job: tuple[Any, ...], turn: Turn) -> T:
     try:
         return function(*job, alone=turn)
     finally:
-        turn.ready()  # whoever fails keeps nobody waiting
+        turn.ready()  # a failed process keeps no other waiting

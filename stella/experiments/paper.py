@@ -16,21 +16,21 @@ WAYS = ("a2v", "v2a")
 
 @dataclass(frozen=True)
 class Row:
-    """A method in one of the paper's tables; nan where that has a dash or no such column."""
+    """A method in one of the paper's tables; nan for a dash or a missing column."""
 
-    table: str  # its label in the paper
-    figures: dict[str, dict[str, float]]  # of each direction: "A", "F", and where there are any "1_A", "1_F", …
+    table: str  # the table's label in the paper
+    figures: dict[str, dict[str, float]]  # by direction: "A", "F" and, in some tables, "1_A", "1_F", …
     gb: float = nan
-    speed: float = nan  # clips a second
+    speed: float = nan  # clips per second
 
     def mean(self, figure: str) -> float:
-        """Over both directions, which the paper keeps apart."""
+        """The mean over both directions, which the paper reports separately."""
         return sum(self.figures[way][figure] for way in WAYS) / len(WAYS)
 
     def show(self, figure: str) -> str:
-        """As printed in the paper: audio to video, then video to audio."""
+        """Both directions as the paper prints them: audio to video, video to audio."""
         values = [self.figures[way][figure] for way in WAYS]
-        return ", ".join(spell(value, 2) for value in values) if values[0] == values[0] else "–"
+        return ", ".join(format_figure(value, 2) for value in values) if values[0] == values[0] else "–"
 
 
 @cache
@@ -39,7 +39,7 @@ def tables() -> dict[str, Any]:
 
 
 def row(names: Sequence[str], variant: str, dataset: str = DATASET) -> Row | None:
-    """The first row of this name in these tables."""
+    """The first row with this name in these tables, if any."""
     for name in names:
         if name not in tables():
             raise StellaError(f"the paper has no table {name!r}; choose from {', '.join(tables())}")
@@ -50,6 +50,6 @@ def row(names: Sequence[str], variant: str, dataset: str = DATASET) -> Row | Non
     return None
 
 
-def spell(value: float, digits: int) -> str:
-    """A figure, or a dash where there is none."""
+def format_figure(value: float, digits: int) -> str:
+    """A figure, or a dash for nan."""
     return f"{value:.{digits}f}" if value == value else "–"

@@ -1,17 +1,19 @@
-"""The recipe of a reproduction: a base configuration, named variants of it, and the orders of tasks they are run in.
+"""Recipes: TOML files with the configuration of a run and, for a reproduction, the variants of it that are compared.
 
-A TOML file in `recipes/`. A recipe that is `like` another and has no base has that one's: their runs can be compared.
-One whose base reads files needs `data.path=…` on the command line.
+A recipe that is shipped (`recipes/`) is known by its name, any other by its path. `like = "other"` inherits the
+other's run configuration; the recipe's own keys are merged over it. The keys of a reproduction (title, cost, variants,
+orders, dataset, speed) are not inherited.
 """
 
+import difflib
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, lay, read_toml
-from stella.errors import StellaError
+from stella.config import build, lay, merged, read_toml
+from stella.errors import ConfigError
 from stella.experiments.paper import DATASET
 from stella.methods.base import MemoryConfig
 from stella.report.methods import spell_bytes
@@ -19,6 +21,7 @@ from stella.runs.config import ModelConfig, RunConfig
 from stella.train.config import TrainConfig
 
 RECIPES = Path(__file__).parent / "recipes"
+Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Order:
-    """One table: a sequence of tasks, and the paper's tables it is set beside."""
+    """One table: a sequence of tasks, and the paper's tables to print beside it."""
 
-    tasks: tuple[str, ...] = ()  # none: as the data have them
+    tasks: tuple[str, ...] = ()  # empty: the order of the data
     paper: tuple[str, ...] = ()  # names in paper.toml; a variant's row is the first of that name
 
 
@@ -39,19 +42,20 @@ class Order:
 class SpeedSteps:
     """For a recipe that measures speed and memory instead of learning."""
 
-    steps: int
-    warmup: int  # steps before these: the memory is filled, kernels are compiled
-    gpu: tuple[str, ...] = ()  # what differs from the base where there is a GPU
+    steps: int  # timed steps, after the warm-up
+    gpu: tuple[str, ...] = ()  # what differs from the base on a GPU
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """A reproduction: every variant is run in every order of the tasks."""
+
     title: str
     cost: str
     variants: dict[str, Variant]
     orders: dict[str, Order]
-    base: dict[str, Any] = field(default_factory=dict)
-    dataset: str = DATASET  # of the paper's figures that are set beside ours
+    base: Tree  # the run configuration that all variants share
+    dataset: str = DATASET  # which of the paper's datasets to print beside our results
     speed: SpeedSteps | None = None
 
     @property
@@ -60,11 +64,11 @@ class Recipe:
         return [f"{order}/{variant}" for order in self.orders for variant in self.variants]
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
-        """`overrides` change the base; what a variant sets is its own."""
+        """The configuration of one run. `overrides` change the base; a variant's own values win over them."""
         return build(RunConfig, self.tree([*overrides, *self.variants[variant].set], self.orders[order].tasks))
 
     def about(self, overrides: Sequence[str] = ()) -> str:
-        """What all variants share unless they say otherwise, in one line."""
+        """One line on what all variants share unless they set it themselves."""
         tree = self.tree(overrides)
         model = build(ModelConfig, tree.get("model", {}), "model.")
         memory = build(MemoryConfig, tree.get("memory", {}), "memory.")
@@ -74,17 +78,17 @@ class Recipe:
         return f"Recipe: model {model.preset}{start}, learning rate {rate:g}, memory {room}."
 
     def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:
-        """A sentence for each override that does not reach some variants, since they set the same key."""
+        """A sentence for each override that some variants ignore because they set the same key."""
         said = []
         for override in overrides:
             key = override.partition("=")[0]
             own = [name for name, each in self.variants.items() if any(s.startswith(f"{key}=") for s in each.set)]
-            if missed := [name for name in own if not only or name in only]:
-                said.append(f"{override} does not reach {', '.join(missed)}: there {key} is the variant's own.")
+            if ignoring := [name for name in own if not only or name in only]:
+                said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own {key} wins.")
         return said
 
-    def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> dict[str, Any]:
-        """The base with these tasks and values, not checked yet."""
+    def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> Tree:
+        """The base with these tasks and values, not validated yet."""
         tree = deepcopy(self.base)
         if tasks:
             tree.setdefault("data", {})["tasks"] = list(tasks)
@@ -93,42 +97,103 @@ class Recipe:
         return tree
 
 
+OF_A_RUN = [f.name for f in fields(RunConfig)]
+OF_A_REPRODUCTION = [f.name for f in fields(Recipe) if f.name != "base"]
+
+
+def shipped() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.toml"))
+
+
 def names() -> list[str]:
-    """Of all recipes that are reproductions."""
-    return [path.stem for path in sorted(RECIPES.glob("*.toml")) if "variants" in read_toml(path)]
+    """All shipped recipes that are reproductions."""
+    return [name for name in shipped() if "variants" in read_toml(RECIPES / f"{name}.toml")]
 
 
-def load(name: str) -> Recipe:
-    """By its name in `recipes/`, or from a file of one's own."""
-    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
-    if not name.endswith(".toml") and name not in names():
-        raise StellaError(
-            f"no reproduction is called {name!r}; choose one of {', '.join(names()) or f'none, {RECIPES} is missing'}, "
-            "or give a TOML file"
+def find(recipe: str, beside: Path = Path()) -> Path:
+    """The file of a recipe: a path (relative to `beside`) if it looks like one, else the name of a shipped recipe."""
+    if "/" in recipe or "\\" in recipe or recipe.endswith(".toml"):
+        return beside / recipe
+    known = shipped()
+    if recipe not in known:
+        near = difflib.get_close_matches(recipe, known, n=1, cutoff=0.0)
+        raise ConfigError(
+            f"no recipe is called {recipe!r}: did you mean {near[0]}? (known: {', '.join(known)}; "
+            "the path of your own ends in .toml)"
+        )
+    return RECIPES / f"{recipe}.toml"
+
+
+def read(recipe: str) -> Tree:
+    """The tables of a recipe with those that it inherits, checked for unknown top-level keys."""
+    return _read(find(recipe), ())
+
+
+def _read(path: Path, heirs: tuple[Path, ...]) -> Tree:
+    if path in heirs:
+        raise ConfigError(
+            f"{path} is `like` itself ({' → '.join(each.stem for each in (*heirs, path))}); break the loop"
         )
     tree = read_toml(path)
+    like = tree.pop("like", None)
+    known = [*OF_A_REPRODUCTION, *OF_A_RUN, "like"]
+    for key in tree:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown key {key} in {path}: did you mean {near}? (known: {', '.join(known)})")
+    if like is None:
+        return tree
+    if not isinstance(like, str):
+        raise ConfigError(f"like in {path} must be the name or path of a recipe, not {like!r}")
+    inherited: Tree = merged(_of_a_run(_read(find(like, path.parent), (*heirs, path))), tree)
+    return inherited
+
+
+def _of_a_run(tree: Tree) -> Tree:
+    return {key: value for key, value in tree.items() if key in OF_A_RUN}
+
+
+def run_tree(recipe: str) -> Tree:
+    """The run configuration of any recipe, not validated yet."""
+    return _of_a_run(read(recipe))
+
+
+def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a run from a recipe (None: the defaults) and `key.sub=value` overrides."""
+    tree = run_tree(recipe) if recipe else {}
+    for value in values:
+        lay(tree, value)
+    return build(RunConfig, tree)
+
+
+def load(recipe: str) -> Recipe:
+    """A reproduction by its name or path."""
+    tree = read(recipe)
+    if "variants" not in tree:
+        raise ConfigError(
+            f"{recipe} is the recipe of a single run: use `stella pretrain {recipe}` or `stella compare {recipe}`, "
+            f"or reproduce one of {', '.join(names())}"
+        )
     for key, cls in (("variants", Variant), ("orders", Order)):
         tree[key] = {each: build(cls, of, f"{key}.{each}.") for each, of in tree.get(key, {}).items()}
-    if (like := tree.pop("like", None)) is not None:
-        tree.setdefault("base", load(like).base)
-    return build(Recipe, tree)
+    own = {key: value for key, value in tree.items() if key in OF_A_REPRODUCTION}
+    return build(Recipe, own | {"base": _of_a_run(tree)})
 
 
 def runs(
     name: str, overrides: Sequence[str] = (), only: Sequence[str] = (), orders: Sequence[str] = ()
 ) -> dict[str, RunConfig]:
-    """Every run of a reproduction but for its seed: `ORDER/VARIANT` and its configuration, ready for `pretrain`.
+    """Every run of a reproduction except for its seed: `ORDER/VARIANT` and its configuration.
 
-    `only` and `orders` choose some variants and orders. Whoever runs them in processes of their own gives each
-    `pretrain(replace(config, seed=seed), FOLDER / key / f"seed-{seed}", resume=True)` and calls `collect(FOLDER)`
-    at the end: that is all that `reproduce` does.
+    `only` and `orders` select variants and orders of tasks. `stella.experiments.runner.run_all` runs them.
     """
     recipe = load(name)
-    chosen_orders, chosen = _chosen("order", orders, recipe.orders), _chosen("variant", only, recipe.variants)
+    chosen_orders = _selected("order", orders, list(recipe.orders))
+    chosen = _selected("variant", only, list(recipe.variants))
     return {f"{o}/{v}": recipe.config(o, v, overrides) for o in chosen_orders for v in chosen}
 
 
-def _chosen(kind: str, wanted: Sequence[str], known: dict[str, Any]) -> list[str]:
+def _selected(kind: str, wanted: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     if unknown := [name for name in wanted if name not in known]:
-        raise StellaError(f"no {kind} is called {unknown[0]!r}; choose from {', '.join(known)}")
-    return list(wanted or known)
+        raise ConfigError(f"no {kind} is called {unknown[0]!r}; choose from {', '.join(known)}")
+    return wanted or known

@@ -1,28 +1,29 @@
-"""The paper's comparisons, run here and set beside the paper's own figures.
+"""The paper's comparisons, run here and printed beside the paper's own figures.
 
-`reproduce("table1", …)` runs what is missing and shows it; `runs("table1")` has the configurations for whoever runs
-them elsewhere, `collect(folder)` makes one results.csv of all that was run, `show` renders it, `measure` is for speed.
+`reproduce("table1", …)` runs what is missing and prints it; `show` prints a results.csv without running anything.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from stella.bench.measure import bench
 from stella.errors import StellaError
-from stella.experiments.compare import to_csv
-from stella.experiments.many import train_all
-from stella.experiments.recipe import Recipe, load, names, runs
-from stella.experiments.results import collect, read_results
-from stella.experiments.speed import has_gpu, measure, measure_all
+from stella.experiments.recipe import load, names, runs
+from stella.experiments.results import read_results, to_csv
+from stella.experiments.runner import run_all
 from stella.experiments.tables import learning_sheet, markdown, speed_sheet, terminal
 from stella.files import write_text
-from stella.runs.config import RunConfig
+from stella.runs.config import RunConfig, machine, model_config, settle
+from stella.runs.environment import environment, provenance
+from stella.runs.progress import say
 from stella.runs.record import gallery_ceilings
-
-__all__ = ["Recipe", "collect", "listing", "load", "measure", "names", "reproduce", "runs", "show"]
 
 
 def reproduce(
@@ -35,43 +36,59 @@ def reproduce(
     overrides: Sequence[str] = (),
     processes: int = 1,
 ) -> int:
-    """Run what is missing in `folder/ORDER/VARIANT/seed-N`, then write and show results.csv and reproduce.md there.
+    """Run what is missing in `folder/ORDER/VARIANT/seed-N`, then write and print results.csv and reproduce.md there.
 
-    Seed by seed, so that one that is stopped early still compares. With `processes` so many runs go on at a time (a
-    small model leaves most of a GPU idle); others may share the folder if they choose different runs. Finished runs
-    keep no checkpoints. Returns the exit code: 128 + signal where one stopped it.
+    Returns the exit code: 128 + signal if a signal stopped it, 1 if a measurement failed.
     """
     recipe, folder = load(name), Path(folder)
     for sentence in recipe.shadowed(overrides, only):
-        console.print(sentence, style="yellow", highlight=False)
-    if recipe.speed is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        configs, results = _for_device(name, recipe, only, orders, overrides), folder / "results.csv"
-        before = read_results(results, recipe.keys)[0] if results.exists() else {}
-        measured = measure_all(configs, recipe.speed.steps, recipe.speed.warmup, console, processes)
-        others = [line for key, lines in before.items() if key not in configs for line in lines]
-        write_text(results, to_csv([*measured, *(line for line in others if line.keys() == measured[0].keys())]))
-    else:
-        exit_code = train_all(runs(name, overrides, only, orders), seeds, folder, console, processes)
+        say(console, sentence, "yellow")
+    configs = runs(name, overrides, only, orders)
+    if recipe.speed is None:
+        exit_code = run_all(configs, seeds, folder, console, processes).exit_code
         if exit_code:
             return exit_code
-        collect(folder)
+    else:
+        if machine(next(iter(configs.values())).train).device.type != "cpu":
+            configs = runs(name, [*recipe.speed.gpu, *overrides], only, orders)
+        exit_code = _measure(configs, recipe.keys, recipe.speed.steps, folder, console, processes)
     show(name, folder / "results.csv", console, overrides)
-    return 0
+    return exit_code
+
+
+def _measure(
+    configs: dict[str, RunConfig], keys: Sequence[str], steps: int, folder: Path, console: Console, processes: int
+) -> int:
+    """Measure into `folder/results.csv`, which keeps its lines of other configurations; returns the exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results = folder / "results.csv"
+    before = read_results(results, keys)[0] if results.exists() else {}
+    settled = {key: settle(config) for key, config in configs.items()}
+    lines: list[dict[str, Any]] = []
+    for key, row in bench(settled, steps, None, console, processes).items():
+        facts = environment(machine(settled[key].train))
+        c = model_config(settled[key])
+        clips = f"{c.frames} frames of {c.image_size}², {c.spec_frames}×{c.mel_bins} log-mel"
+        about = {"name": key, "model": settled[key].model.preset, "clips": clips, "precision": facts["precision"]}
+        lines.append(asdict(row) | about | provenance(facts))
+    if not lines:
+        raise StellaError(f"none of {', '.join(configs)} could be measured; see the reasons above")
+    others = [line for key, found in before.items() if key not in configs for line in found]
+    write_text(results, to_csv([*lines, *(line for line in others if line.keys() == lines[0].keys())]))
+    return int(len(lines) < len(configs))
 
 
 def listing() -> Table:
-    """All reproductions, a line each, with what they take."""
+    """All reproductions, a line each, with their cost."""
     table = Table("name", "what", "runs a seed", "on what", box=box.SIMPLE_HEAD)
     for name in names():
         recipe = load(name)
-        count = len(recipe.orders) * len(recipe.variants)
-        table.add_row(f"[bold]{name}[/]", recipe.title, str(count), recipe.cost)
+        table.add_row(Text(name, "bold"), Text(recipe.title), str(len(recipe.keys)), Text(recipe.cost))
     return table
 
 
 def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
-    """The table of a results.csv, also into reproduce.md beside it (of X.csv into X.md). Only the CSV is needed."""
+    """Print the table of a results.csv and write it beside the file: reproduce.md, or X.md for another X.csv."""
     recipe, results = load(name), Path(results)
     found, unknown = read_results(results, recipe.keys)
     if len(unknown) > sum(map(bool, found.values())):
@@ -81,20 +98,11 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     else:
         first = next(iter(recipe.orders.values()))
         cues = gallery_ceilings(recipe.tree(overrides, first.tasks).get("data", {}))
-        begun = [order for order in recipe.orders if any(found[f"{order}/{each}"] for each in recipe.variants)]
-        sheets = [learning_sheet(recipe, order, found, cues, overrides) for order in begun]
+        started = [order for order in recipe.orders if any(found[f"{order}/{each}"] for each in recipe.variants)]
+        sheets = [learning_sheet(recipe, order, found, cues, overrides) for order in started]
     console.print(terminal(sheets))
     if unknown:
-        console.print(f"Not in this table: {', '.join(unknown)}", highlight=False)
+        say(console, f"Not in this table: {', '.join(unknown)}")
     page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
-    page.write_text(markdown(name, sheets), encoding="utf-8")  # at once: processes side by side would share a .tmp
-    console.print(f"{results}  and  {page}", highlight=False)
-
-
-def _for_device(
-    name: str, recipe: Recipe, only: Sequence[str], orders: Sequence[str], overrides: Sequence[str]
-) -> dict[str, RunConfig]:
-    configs = runs(name, overrides, only, orders)
-    if recipe.speed is not None and has_gpu(next(iter(configs.values()))):
-        return runs(name, [*recipe.speed.gpu, *overrides], only, orders)
-    return configs
+    page.write_text(markdown(name, sheets), encoding="utf-8")  # not atomic: concurrent processes write the same text
+    say(console, f"{results}  and  {page}")

@@ -1,23 +1,27 @@
-"""Results of a reproduction as one CSV: collected from run folders, and read again without them."""
+"""Results of many runs as one CSV: collected from run folders, and read again without them."""
 
 import csv
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stella.errors import StellaError
-from stella.experiments.compare import row, to_csv
-from stella.files import lock, write_text
+from stella.evaluate.retrieval import DIRECTIONS, KS
+from stella.files import Line, lock, read_json, read_lines, write_text
+from stella.runs.environment import provenance
 from stella.runs.folder import RunFolder
 from stella.runs.record import Spread
 
+FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
 Rows = list[dict[str, str]]
 
 
 def collect(folder: Path | str) -> Path:
-    """Write `folder/results.csv`: one line for each finished run anywhere below `folder`, as `stella compare` has them.
+    """Write `folder/results.csv`: one line for each finished run anywhere below `folder`.
 
-    The name of a line is the run's place, `ORDER/VARIANT`; processes that had folders of their own are below one
-    folder with those before it. It may be called by several processes at once: the last has them all.
+    A line's name is the run's path without the seed, such as `ORDER/VARIANT`. Several processes may call this at the
+    same time: the last one lists all runs.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,8 +32,51 @@ def collect(folder: Path | str) -> Path:
     return folder / "results.csv"
 
 
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def row(name: str, run: RunFolder) -> dict[str, Any]:
+    """A line of results: the scores of a finished run, and its provenance."""
+    end, config = run.end, run.read_config()
+    assert end is not None
+    return {
+        "name": name,
+        **{key: config[key] for key in ("method", "seed")},
+        **{figure: end[figure] for figure in "AF"},
+        **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
+        **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
+        "clips": end["clips"],
+        **_all_provenance(read_json(run.environment)),
+    }
+
+
+def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """Accuracy of the matching module at the end, on all tasks and on the last one, and the lowest ratio of importance
+    on the sounding object to importance elsewhere, of any task after any task; None without a matching module."""
+    last: Line = next(reversed(evaluations), {})
+    ratios = [ratio for line in evaluations for ratio in line.get("importance_ratio") or () if ratio is not None]
+    return {
+        "avm_accuracy": last.get("avm_accuracy"),
+        "avm_accuracy_last_task": (last.get("avm_accuracy_by_task") or [None])[-1],
+        "least_importance_ratio": min(ratios, default=None),
+    }
+
+
+def _all_provenance(facts: Line) -> dict[str, Any]:
+    """Commit and hardware; of a run that was resumed elsewhere all of them, the first one first."""
+    found = [provenance(each) for each in (*facts.get("earlier", ()), facts)]
+    if len(found) == 1:
+        return found[0]
+    return {key: " + ".join(dict.fromkeys(str(each[key]) for each in found)) for key in found[0]}
+
+
 def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows], list[str]]:
-    """The lines of a CSV by `ORDER/VARIANT`, and the names that are none of `keys`.
+    """The lines of a results.csv by `ORDER/VARIANT`, and the names that match none of `keys`.
 
     A name without an order, as `stella compare` writes it, belongs to the first order.
     """
@@ -46,14 +93,14 @@ def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows]
         if (key := _key(line["name"], keys)) is None:
             unknown.append(line["name"])
         elif any(other.get("seed") == line.get("seed") for other in found[key]):
-            raise StellaError(f"{path} has {key} with seed {line.get('seed')} twice; take one of the two away")
+            raise StellaError(f"{path} has {key} with seed {line.get('seed')} twice; remove one of the two lines")
         else:
             found[key].append(line)
     return found, sorted(set(unknown))
 
 
 def spread(rows: Rows, figure: str) -> Spread:
-    """Over the seeds, where the figure is defined (F of Multitask is not)."""
+    """A figure over the seeds for which it is defined (F of Multitask is not)."""
     return Spread([float(row[figure]) for row in rows if row[figure]])
 
 

@@ -1,4 +1,4 @@
-"""Ours beside the paper's, for the terminal and as Markdown, with headings that let nobody take one for the other."""
+"""Our results beside the paper's, for the terminal and as Markdown; every heading says whose a column is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.experiments import paper
-from stella.experiments.paper import Row, spell
+from stella.experiments.paper import Row, format_figure
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
 from stella.report.tables import spelt
 
 SCALE = (
-    "Columns headed “paper ({dataset})” are printed in the paper: another model, on {clips}. Scenes and {dataset} "
-    "differ in scale: compare the orders of methods, not the figures."
+    "Columns headed “paper ({dataset})” are the paper's own: another model, on {clips}. Scenes and {dataset} "
+    "differ in scale: compare the order of the methods, not the figures."
 )
-OWN = "Columns headed “paper ({dataset})” are printed in the paper: other clips of {clips}, other first weights."
+OWN = "Columns headed “paper ({dataset})” are the paper's own: other clips of {clips}, other initial weights."
 CLIPS = {"Continual-VS": "VGGSound", "Continual-AS": "AudioSet"}
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table on its way to be shown: the first column is text, the others are figures."""
+    """A table to print: the first column is text, the others are figures."""
 
     title: str
-    about: str  # below the title; may be empty
+    about: str  # printed below the title; may be empty
     head: list[str]
     rows: list[list[str]]
-    below: list[list[str]]  # set apart: what is no result
+    below: list[list[str]]  # printed below a line: reference values, not results
     notes: list[str]
 
 
@@ -42,7 +42,7 @@ def learning_sheet(
     ceilings: Mapping[str, float] | None,
     overrides: Sequence[str] = (),
 ) -> Sheet:
-    """A and F of every variant in one order of tasks; `found` has the lines of `ORDER/VARIANT`."""
+    """A and F of every variant in one order of tasks; `found` holds the CSV lines of each `ORDER/VARIANT`."""
     table, printed = recipe.orders[order], {}
     columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
     rows = []
@@ -64,8 +64,8 @@ def learning_sheet(
         rows,
         cues,
         [
-            "Ours: mean of R@1/5/10 over both directions in %, mean ± deviation over runs.",
-            *(["Below the line: A by one cue alone in our gallery."] if cues else []),
+            "Ours: mean of R@1/5/10 over both directions in %, mean ± standard deviation over runs.",
+            *(["Below the line: A of a model that knows one cue alone, in our gallery."] if cues else []),
             *recipe.shadowed(overrides),
             *_sources([theirs for theirs in printed.values() if theirs], scale),
             *_order(both),
@@ -74,14 +74,14 @@ def learning_sheet(
 
 
 def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
-    """Clips a second and peak memory of every variant, and both relative to the first."""
+    """Clips per second and peak memory of every variant, and both relative to the first variant."""
     ours: dict[str, tuple[float, float]] = {}
     theirs: dict[str, tuple[float, float]] = {}
     printed = {name: row for name in recipe.variants if (row := paper.row(recipe.orders[order].paper, name))}
     for name in recipe.variants:
         lines = found[f"{order}/{name}"]
-        speeds, peaks = ([float(line[column]) for line in lines] for column in ("clips_per_second", "peak_bytes"))
-        ours[name] = (speeds[0], peaks[0] / 1e9) if lines else (np.nan, np.nan)
+        speeds, peaks = ([float(line[column]) for line in lines] for column in ("clips_per_second", "peak_gib"))
+        ours[name] = (speeds[0], peaks[0] * 2**30 / 1e9) if lines else (np.nan, np.nan)
         theirs[name] = (printed[name].speed, printed[name].gb) if name in printed else (np.nan, np.nan)
     first = next(iter(recipe.variants))
     rows = []
@@ -89,7 +89,7 @@ def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
         cells = []
         for side in (ours, theirs):
             for value, of in zip(side[name], side[first], strict=True):
-                cells += [spell(value, 2), spell(value / of, 2)]
+                cells += [format_figure(value, 2), format_figure(value / of, 2)]
         rows.append([variant.label, *cells])
     label = recipe.variants[first].label
     columns = ["clips/s ↑", f"× {label}", "GB ↓", f"× {label}"]
@@ -122,11 +122,11 @@ def _rich(sheet: Sheet) -> Table:
         dim = "dim" if heading.startswith("paper") else ""
         table.add_column(heading, justify="right" if i else "left", style=dim, header_style=f"bold {dim}".strip())
     for row in sheet.rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     if sheet.below:
         table.add_section()
     for row in sheet.below:
-        table.add_row(*row, style="dim")
+        table.add_row(*map(Text, row), style="dim")
     return table
 
 
@@ -143,15 +143,15 @@ def _markdown(sheet: Sheet) -> str:
 
 
 def _sources(rows: Sequence[Row], warning: str) -> list[str]:
-    """Which of the paper's tables, and the warning that goes with them."""
+    """Which of the paper's tables these rows are from, and a warning."""
     labels = list(dict.fromkeys(row.table for row in rows))
     if not labels:
-        return ["The paper prints no numbers of this."]
+        return ["The paper prints no numbers for this."]
     return [f"Paper: Lee et al., ICML 2024, {', '.join(labels)}. {warning}"]
 
 
 def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
-    """How far two orders agree (Spearman), where there are enough rows to ask."""
+    """Spearman's rank correlation of pairs (ours, the paper's), if there are at least five."""
     if len(pairs) < 5:
         return []
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)

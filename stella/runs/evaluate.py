@@ -1,24 +1,25 @@
 """Any weights, measured on any tasks: what `stella evaluate` does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from stella.config import build, lay, read_toml, to_tree
+from stella.config import build, lay, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
 from stella.runs.config import RunConfig, model_config, settle
 from stella.runs.folder import RunFolder
+from stella.runs.progress import say
 from stella.train.device import runtime
 
 
 def evaluate_weights(
-    model: str, recipe: Path | None = None, values: Sequence[str] = (), console: Console | None = None
+    model: str, recipe: Mapping[str, Any] | None = None, values: Sequence[str] = (), console: Console | None = None
 ) -> dict[str, Any]:
     """The record that a run writes between tasks, for a finished run, a weight file or shipped weights."""
     folder = RunFolder(model) if Path(model).is_dir() else None
@@ -26,7 +27,7 @@ def evaluate_weights(
         raise StellaError(
             f"{model} is not finished and has no weights yet; go on with stella pretrain --resume {model}"
         )
-    tree = read_toml(recipe) if recipe else folder.read_config() if folder else {}
+    tree = dict(recipe) if recipe else folder.read_config() if folder else {}
     for value in values:
         lay(tree, value)
     config = settle(build(RunConfig, tree))
@@ -35,7 +36,7 @@ def evaluate_weights(
     tasks = config.data.eval_tasks(machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
-        console.print(f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", style="dim", highlight=False)
+        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", "dim")
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
     skipped = Skipped()

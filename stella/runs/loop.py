@@ -6,7 +6,7 @@ interrupts is repeated with the same outcome.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import build, differences, lay, merged, read_toml, to_tree
+from stella.config import build, differences, lay, merged, to_tree
 from stella.data.config import DataConfig
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
@@ -72,12 +72,15 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
 
 
 def resume(
-    run: Path | str, overrides: Sequence[str] = (), console: Console | None = None, recipe: Path | None = None
+    run: Path | str,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+    recipe: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     tree = RunFolder(run).read_config()
     if recipe:
-        tree = merged(tree, read_toml(recipe))
+        tree = merged(tree, recipe)
     for override in overrides:
         lay(tree, override)
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)

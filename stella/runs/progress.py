@@ -14,6 +14,11 @@ WIDE = 140  # columns: all parts of a loss beside the bar
 SILENCE = 60.0  # seconds that a run into a file or pipe says nothing
 
 
+def say(console: Console, line: str, style: str = "") -> None:
+    """Print a line as it is: brackets in names are not markup, and long lines are not wrapped."""
+    console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
 class Display:
     """To be entered around a run. `total` is the number of steps, as far as it is known."""
 
@@ -53,7 +58,7 @@ class Display:
 
     def say(self, line: str) -> None:
         self._said = time.monotonic()
-        self.console.print(line, highlight=False, soft_wrap=True)
+        say(self.console, line)
 
 
 class Board:

@@ -1,16 +1,16 @@
-"""Every recipe can be read, says what it is, and builds."""
+"""Every recipe can be read by its name, inherits what it should, and builds."""
 
-import re
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from stella.config import build, read_toml, resolve
-from stella.experiments import demo
-from stella.experiments import recipe as recipe_file
-from stella.experiments.reproduce import load, names, runs
+from stella.config import build
+from stella.errors import ConfigError
+from stella.experiments.recipe import RECIPES, find, load, names, read, run_config, runs, shipped
 from stella.memory import capacity_for
 from stella.methods import METHODS
 from stella.model import weights
@@ -18,27 +18,96 @@ from stella.report.methods import hyper_parameters
 from stella.runs.build import build_method
 from stella.runs.config import RunConfig, model_config, settle
 
-RECIPES = sorted(recipe_file.RECIPES.glob("*.toml"))
-SINGLE = [path for path in RECIPES if "variants" not in read_toml(path)]
-PAPER_SOURCE = Path(__file__).parents[3] / "shared" / "paper.tex"
-DEMO = Path(demo.__file__).with_name("demo.toml")
+SINGLE = [name for name in shipped() if name not in names()]
+PRINTED = json.loads((Path(__file__).parents[1] / "data" / "paper_tables.json").read_text())
 PAPER = ("finetune", "er", "mir", "derpp", "gmed", "cls_er", "lump", "esmer", "stella", "stella_plus", "stella++")
 SMALL = ("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu")
 OWN_CLIPS = ("data.path=clips", "data.pixels=96", "data.duration=2.56", "memory.clips=50")
 
 
-@pytest.mark.parametrize("recipe", [*SINGLE, DEMO], ids=lambda path: path.name)
-def test_a_recipe_resolves(recipe: Path) -> None:
-    config = settle(resolve(RunConfig, recipe))
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_recipe_of_a_single_run_resolves(name: str) -> None:
+    config = settle(run_config(name))
     assert config.method in METHODS
     assert model_config(config).image_size == config.stream.size
-    assert recipe.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, DEMO], ids=lambda path: path.name)
-def test_initial_weights_that_a_recipe_names_ship(recipe: Path) -> None:
-    for name in re.findall(r'^weights = "(.+?)"', recipe.read_text(encoding="utf-8"), re.M):
-        assert weights.find(name).parent == weights.SHIPPED, name
+@pytest.mark.parametrize("name", shipped())
+def test_a_recipe_explains_itself_and_its_initial_weights_ship(name: str) -> None:
+    assert find(name).read_text().startswith("# ")
+    if file := read(name).get("model", {}).get("weights"):
+        assert weights.find(file).parent == weights.SHIPPED
+
+
+# Model, weights, clips, evaluation clips, batch, epochs, memory, learning rate, warm-up, precision, compile.
+BASES = {
+    "scenes": ("tiny", "base-tiny", 800, 240, 64, 6, 71_939_200, 5e-4, 20, "float32", "off"),
+    "why": ("tiny", "base-tiny", 800, 240, 64, 6, 71_939_200, 5e-4, 20, "float32", "off"),
+    "fast": ("tiny", "base-tiny", 800, 240, 64, 6, 71_939_200, 5e-4, 20, "float32", "off"),
+    "scoring": ("tiny", "base-tiny", 800, 240, 64, 6, 71_939_200, 5e-4, 20, "float32", "off"),
+    "stella++": ("tiny", "base-tiny", 800, 240, 106, 6, 71_939_200, 5e-4, 20, "auto", "off"),
+    "table1": ("small", "base-small", 800, 240, 64, 6, 72_553_600, 5e-4, 20, "auto", "off"),
+    "sampling": ("small", "base-small", 800, 240, 64, 6, 72_553_600, 5e-4, 20, "auto", "off"),
+    "base-tiny": ("tiny", None, 24000, 480, 256, 56, None, 1e-3, 300, "float32", "off"),
+    "base-small": ("small", None, 48000, 480, 256, 36, None, 1e-3, 300, "bfloat16", "auto"),
+    "efficiency": ("tiny", None, 30, 240, 9, 1, None, 1e-4, 0, "auto", "auto"),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_values_that_results_depend_on(name: str) -> None:
+    c = run_config(name)
+    data = (c.data.clips, c.data.eval_clips, c.stream.batch_size, c.stream.epochs)
+    training = (c.memory.bytes, c.train.lr, c.train.warmup_steps, c.train.precision, c.train.compile)
+    assert (c.model.preset, c.model.weights, *data, *training) == BASES[name]
+    assert c.stream.augment is False and (c.memory.clips is None) == (c.memory.bytes is not None)
+    assert (c.train.decay, c.stream.drop_last) == ((0.4, True) if name.startswith("base-") else (0.0, False))
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_recipe_inherits_a_run_and_nothing_else(tmp_path: Path) -> None:
+    """Key by key, over several steps; paths are relative to the file that names them."""
+    first = write(tmp_path / "first.toml", 'like = "table1"\nmethod = "er"\n[train]\nlr = 0.5\n')
+    (tmp_path / "sub").mkdir()
+    second = write(tmp_path / "sub" / "second.toml", 'like = "../first.toml"\n[train]\nwarmup_steps = 7\n')
+    parent, config = run_config("table1"), run_config(second, ["seed=3"])
+    assert config == replace(parent, seed=3, method="er", train=replace(parent.train, lr=0.5, warmup_steps=7))
+    assert "variants" not in read(first) and "title" not in read(second)
+    assert run_config(None, ["seed=3"]) == RunConfig(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('like = "scense"', "no recipe is called 'scense': did you mean scenes?"),
+        ('like = "no.toml"', "no.toml cannot be read"),
+        ('like = "own.toml"', "is `like` itself"),
+        ("like = 3", "must be the name or path of a recipe, not 3"),
+        ("titel = 'x'", "unknown key titel in .*own.toml: did you mean title"),
+        ("[train]\nlrr = 1", "unknown key train.lrr: did you mean train.lr"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_config(write(tmp_path / "own.toml", text))
+
+
+def test_a_name_is_a_shipped_recipe_whatever_lies_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "scenes", "seed = 9")
+    write(tmp_path / "scenes.toml", "seed = 8")
+    assert find("scenes") == RECIPES / "scenes.toml"
+    assert (run_config("scenes.toml").seed, run_config("./scenes").seed) == (8, 9)
+    with pytest.raises(ConfigError, match=r"'tabel1': did you mean table1\? \(known: .*scenes.*own"):
+        read("tabel1")
+    with pytest.raises(ConfigError, match="scenes is the recipe of a single run: use `stella pretrain scenes`"):
+        load("scenes")
 
 
 def test_the_main_comparison_starts_from_its_own_weights() -> None:
@@ -47,7 +116,7 @@ def test_the_main_comparison_starts_from_its_own_weights() -> None:
 
 def test_memories_of_the_comparison_are_equal_in_bytes() -> None:
     """400 clips of STELLA's and 800 of STELLA+'s, as the recipe says."""
-    config = settle(resolve(RunConfig, RECIPES[0].parent / "scenes.toml"))
+    config = settle(run_config("scenes"))
     held = {
         name: capacity_for(
             METHODS[name].columns(model_config(config), METHODS[name].Config()), clips=None, bytes=config.memory.bytes
@@ -71,7 +140,8 @@ def test_every_run_of_a_reproduction_builds(name: str) -> None:
     first = next(iter(load(name).orders))
     for key, config in made.items():
         if key.startswith(first):  # an order changes nothing of the method
-            method = build_method(settle(config), torch.device("cpu"))
+            few = replace(config, memory=replace(config.memory, clips=4, bytes=None))
+            method = build_method(settle(few), torch.device("cpu"))
             assert method.config == build(METHODS[config.method].Config, config.args)
     assert len({repr(config) for config in made.values()}) == len(made)
 
@@ -90,7 +160,7 @@ def test_the_main_comparison_is_fair() -> None:
         )
         assert config.stream.batch_size == (106 if key.endswith("stella++") else 64)
         assert set(config.data.tasks) == set(base.data.tasks) and len(config.data.tasks) == 6
-        assert "virtual_lr" not in config.args  # MIR and GMED look ahead by a step of train.lr
+        assert not config.args  # the methods' defaults are the paper's
     assert made["shuffled/er"].data.tasks != made["original/er"].data.tasks
     stella = METHODS["stella"].columns(model_config(base), METHODS["stella"].Config())
     assert capacity_for(stella, clips=None, bytes=base.memory.bytes) == 400
@@ -114,42 +184,26 @@ SYMBOLS = {  # of the paper's table of hyper-parameters, and the fields that hav
 TITLES = {METHODS[name].title: name for name in SYMBOLS}
 
 
-def rows_of(label: str) -> dict[str, list[str]]:
-    """A table of the paper by its first column, cells that span several columns repeated."""
-    text = PAPER_SOURCE.read_text(encoding="utf-8")
-    end = text.index(rf"\label{{{label}}}")
-    lines = text[text.rindex(r"\begin{tabular}", 0, end) : end].split(r"\\")
-    rows = {}
-    for line in lines:
-        first, *cells = (cell.strip() for cell in line.split("&"))
-        spans = [re.fullmatch(r"\\multicolumn\{(\d)\}\{c\}\{(.*)\}", cell) for cell in cells]
-        whole = [[s[2]] * int(s[1]) if s else [cell] for s, cell in zip(spans, cells, strict=True)]
-        rows[first.splitlines()[-1].strip("{}") if first else ""] = [cell for span in whole for cell in span]
-    return rows
-
-
-@pytest.mark.skipif(not PAPER_SOURCE.exists(), reason="the paper's source is not here")
-@pytest.mark.parametrize(("name", "column", "clips"), [("continual-vs", 0, 2000), ("continual-as", 1, 5000)])
-def test_the_papers_datasets_are_run_with_its_values(name: str, column: int, clips: int) -> None:
-    made = {key.split("/")[1]: settle(c) for key, c in runs(name, ["data.path=clips"], orders=["original"]).items()}
+@pytest.mark.parametrize(("dataset", "clips"), [("Continual-VS", 2000), ("Continual-AS", 5000)])
+def test_the_papers_datasets_are_run_with_its_values(dataset: str, clips: int) -> None:
+    made: dict[str, Any] = runs(dataset.lower(), ["data.path=clips"], orders=["original"])
+    made = {key.split("/")[1]: settle(config) for key, config in made.items()}
     assert list(made) == [*PAPER, "multitask"]
-    told = 0
-    for title, cells in rows_of("tab:baseline_hyp").items():
-        if (method := TITLES.get(title.removesuffix(" (Ours)"))) is None:
-            continue
-        values = re.findall(r"([\\\w{}]+?)(?:\\;)*:(?:\\;)*(\d+(?:\.\d+)?)", cells[column])
-        assert [symbol for symbol, _ in values] == list(SYMBOLS[method])
+    assert {TITLES[title] for title in PRINTED["hyper_parameters"]} == set(SYMBOLS)
+    for title, values in PRINTED["hyper_parameters"].items():
+        method = TITLES[title]
+        assert list(values[dataset]) == list(SYMBOLS[method])
         for run in ("stella", "stella_plus", "stella++") if method == "stella" else (method,):
             args = build(METHODS[made[run].method].Config, made[run].args)
-            assert [str(getattr(args, SYMBOLS[method][symbol])) for symbol, _ in values] == [v for _, v in values]
-        told += 1
-    assert told == len(SYMBOLS)
-    training = {what: cells[column] for what, cells in rows_of("tab:training_hyp").items() if len(cells) > 1}
+            found = {symbol: str(getattr(args, field)) for symbol, field in SYMBOLS[method].items()}
+            assert found == values[dataset]
+    training = {what: values[dataset] for what, values in PRINTED["training"].items()}
     for run, config in made.items():
         larger = run == "stella++"
         assert config.stream.batch_size == int(training["Batch size"]) * (15 / 9 if larger else 1)
         assert (config.stream.epochs, config.stream.augment) == (int(training["Epoch"]), True)
-        assert (config.train.lr, config.train.weight_decay) == (float(training["Learning rate"]), 5e-7)
+        assert config.train.lr == float(training["Learning rate"])
+        assert config.train.weight_decay == float(training["Weight decay"])
         assert f"{config.train.beta1}, {config.train.beta2}" in training["Optimizer momentum"]
         assert config.memory.clips == (2 * clips if config.method == "stella_plus" else clips)
         assert config.model.preset == "base"

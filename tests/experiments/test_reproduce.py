@@ -1,15 +1,9 @@
-"""The paper's comparisons: its figures as printed, runs that can be made apart, and tables nobody can misread."""
+"""The paper's comparisons: its figures as printed, runs that can be split up, and tables that say whose a figure is."""
 
-import contextlib
 import csv
 import io
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from math import isnan
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,27 +14,18 @@ from typer.testing import CliRunner
 
 from stella.cli import app
 from stella.errors import StellaError
-from stella.experiments import many
-from stella.experiments.compare import to_csv
 from stella.experiments.paper import WAYS, row, tables
-from stella.experiments.reproduce import collect, load, measure, names, reproduce, runs, show
-from stella.experiments.results import read_results
+from stella.experiments.recipe import load, names, runs
+from stella.experiments.reproduce import reproduce, show
+from stella.experiments.results import collect, read_results, to_csv
 from stella.files import read_json
-from stella.runs.config import RunConfig
-from stella.runs.loop import RunResult
-from stella.train.device import Clock
 
-PAPER = Path(__file__).parents[3] / "shared" / "paper.tex"
+PRINTED = json.loads((Path(__file__).parents[1] / "data" / "paper_tables.json").read_text())["figures"]
 DATASETS = ("Continual-VS", "Continual-AS")
 MINIATURE = (
-    *(
-        "model.preset=tiny",
-        "model.weights=base-tiny",
-        "train.device=cpu",
-        "train.warmup_steps=0",
-        "memory.bytes=2000000",
-    ),
-    *("data.clips=4", "data.eval_clips=4", "stream.epochs=1", "stream.batch_size=4", "evaluate.batch=4"),
+    *("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu", "train.warmup_steps=0"),
+    *("memory.bytes=2000000", "data.clips=4", "data.eval_clips=4", "stream.epochs=1", "stream.batch_size=4"),
+    "evaluate.batch=4",
 )
 stella = CliRunner()
 
@@ -84,16 +69,11 @@ def test_tables_of_the_paper_agree_where_they_repeat_one_another() -> None:
             assert found and known and [found.show(f) for f in "AF"] == [known.show(f) for f in "AF"]
 
 
-@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
 @pytest.mark.parametrize("name", tables())
 def test_figures_are_printed_in_that_table(name: str) -> None:
-    """Each row's digits stand in a row of the table with this label."""
-    table, text = tables()[name], PAPER.read_text(encoding="utf-8")
-    end = text.index(rf"\label{{{table['label']}}}")
-    body = text[text.rindex(r"\begin{tabular}", 0, end) : end]
-    body = re.sub(r"\\(scriptsize|underline|textbf|cellcolor\{gg\}|cmidrule\{[^}]*\}|;)|[{}$]", "", body)
-    rows = [re.findall(r"(?<![\w.])(?:\d+\.\d+|-)(?![\w.])", line) for line in body.split(r"\\")]
-    printed = [" ".join(line) for line in rows]
+    """The digits of each row are in a row of the table with this label."""
+    table = tables()[name]
+    printed = PRINTED[table["label"]]
 
     def spell(values: list[float]) -> str:
         return " ".join("-" if isnan(value) else f"{value:.2f}" for value in values)
@@ -114,20 +94,20 @@ def test_a_variant_is_its_own_whatever_is_overridden() -> None:
     assert runs("table1", ["stream.batch_size=8"])["original/er"].stream.batch_size == 8
 
 
-def test_an_override_that_a_variant_shadows_is_said(tmp_path: Path) -> None:
+def test_overrides_that_do_not_apply_to_a_variant_are_named(tmp_path: Path) -> None:
     said = load("table1").shadowed(["memory.bytes=1", "train.lr=1", "stream.batch_size=8"])
     assert said == [
-        "memory.bytes=1 does not reach gmed: there memory.bytes is the variant's own.",
-        "stream.batch_size=8 does not reach stella++: there stream.batch_size is the variant's own.",
+        "memory.bytes=1 does not apply to gmed: a variant's own memory.bytes wins.",
+        "stream.batch_size=8 does not apply to stella++: a variant's own stream.batch_size wins.",
     ]
     assert load("table1").shadowed(["memory.bytes=1"], only=["er"]) == []
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(StellaError):  # after it is said, before anything is run
         reproduce("table1", [0], tmp_path, console, ["gmed"], overrides=["memory.bytes=1", "train.lrr=1"])
-    assert "memory.bytes=1 does not reach gmed" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "memory.bytes=1 does not apply to gmed" in console.file.getvalue()  # type: ignore[attr-defined]
     (tmp_path / "results.csv").write_text(lines(("gmed", 0, 1.0)))
     show("table1", tmp_path / "results.csv", console, ["memory.bytes=1"])
-    assert "- memory.bytes=1 does not reach gmed" in (tmp_path / "reproduce.md").read_text()
+    assert "- memory.bytes=1 does not apply to gmed" in (tmp_path / "reproduce.md").read_text()
 
 
 def test_runs_can_be_chosen() -> None:
@@ -138,7 +118,7 @@ def test_runs_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tabel1"], "choose one of audio_selection, continual-as, continual-vs, efficiency"),
+        (["tabel1"], "did you mean table1? (known: audio_selection, base-small"),
         (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
         (["table1", "--orders", "random"], "choose from original, shuffled"),
         (["table1", "--seeds-list", "3,x"], "whole numbers"),
@@ -179,7 +159,7 @@ def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
     table = shown("table1", text, tmp_path)
     original, shuffled = table.split("Tasks in shuffled order")
     assert "paper (Continual-VS) A ↑" in original and "ours A ↑" in original
-    assert "compare the orders of methods, not the figures" in original
+    assert "compare the order of the methods, not the figures" in original
     assert re.search(r"ER +2 +12\.0 ± 2\.8 +1\.0 ± 0\.0 +11\.18, 10\.33 +7\.68, 8\.06", original)
     assert re.search(r"Multitask +1 +20\.0 +– +18\.55, 19\.80 +–", original)
     assert re.search(r"STELLA\+\+ +0 +– +– +17\.01, 16\.62 +3\.20, 3\.27", original)
@@ -222,14 +202,14 @@ def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
     assert "with the paper's: -1.00 (5 rows)" in shown("table1", lines(*reversed_), tmp_path)
 
 
-def test_what_is_no_run_of_it_is_said(tmp_path: Path) -> None:
+def test_lines_of_other_runs_are_named(tmp_path: Path) -> None:
     assert "Not in this table: other" in shown("temperature", lines(("beta-0.1", 0, 1.0), ("other", 0, 1.0)), tmp_path)
     with pytest.raises(StellaError, match="is not of temperature: it has other"):
         shown("temperature", lines(("other", 0, 1.0)), tmp_path)
     with pytest.raises(StellaError, match="original/er with seed 0 twice"):
         shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
     text = shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
-    assert "The paper prints no numbers of this." in text and "paper (" not in text
+    assert "The paper prints no numbers for this." in text and "paper (" not in text
 
 
 def test_a_table_of_another_comparison_is_left_alone(tmp_path: Path) -> None:
@@ -305,7 +285,7 @@ def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
     recipe = tmp_path / "quick.toml"
     recipe.write_text(
         'title = "Quick"\ncost = "none"\nlike = "efficiency"\n[orders.original]\npaper = ["efficiency"]\n'
-        '[speed]\nsteps = 2\nwarmup = 2\ngpu = ["model.preset=vast"]\n[variants]\n'
+        '[speed]\nsteps = 2\ngpu = ["model.preset=vast"]\n[variants]\n'
         'finetune = { label = "Finetune", set = ["method=finetune"] }\n'
         'lump = { label = "LUMP", set = ["method=lump"] }\n'
     )
@@ -313,7 +293,7 @@ def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
     assert done.exit_code == 0, (done.output, done.exception)
     table = list(csv.DictReader((tmp_path / "quick" / "results.csv").open()))
     assert [line["name"] for line in table] == ["original/finetune", "original/lump"]
-    assert all(float(line["clips_per_second"]) > 0 and int(line["peak_bytes"]) > 1e8 for line in table)
+    assert all(float(line["clips_per_second"]) > 0 and float(line["peak_gib"]) > 0.1 for line in table)
     assert re.search(r"Finetune +[\d.]+ +1\.00 +[\d.]+ +1\.00 +29\.46 +1\.00 +18\.34 +1\.00", done.output)
     assert re.search(r"LUMP .* 26\.67 +0\.91 +18\.36 +1\.00", done.output)
     args = ["--only", "lump", "--out", str(tmp_path), "train.device=cpu", "stream.batch_size=5"]
@@ -322,72 +302,3 @@ def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
     both = {line["name"]: line for line in csv.DictReader((tmp_path / "quick" / "results.csv").open())}
     assert both["original/finetune"] == table[0] and both["original/lump"]["batch"] == "5"  # one is measured anew
     assert re.search(r"Finetune +[\d.]+ +1\.00", again.output)
-
-
-def test_a_step_of_a_larger_batch_counts_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clips a second, not steps, and a slow step among them does not matter: 5 clips in the usual 2 seconds."""
-    marks = iter([0.0, 2.0, 4.0, 99.0])
-    monkeypatch.setattr(Clock, "mark", lambda self: next(marks))
-    config = runs("efficiency", ["train.device=cpu", "stream.batch_size=5"])["original/finetune"]
-    assert measure(config, steps=3, warmup=1).clips_per_second == 2.5
-
-
-def test_runs_side_by_side_are_the_runs_one_after_the_other(tmp_path: Path) -> None:
-    chosen = ["--only", "finetune,er", "--orders", "original", "--seeds", "1"]
-    for processes in ("1", "2"):
-        out = ["--out", str(tmp_path / processes), "--processes", processes]
-        done = stella.invoke(app, ["reproduce", "table1", *chosen, *out, *MINIATURE])
-        assert done.exit_code == 0, (done.output, done.exception)
-    assert "2 of 2: original/" in done.output and ", seed 0: A " in done.output
-    one, two = (tmp_path / processes / "table1" for processes in ("1", "2"))
-    for run in ("original/finetune/seed-0", "original/er/seed-0"):
-        assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
-        assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
-
-
-def test_runs_side_by_side_stop_when_they_are_told_to(tmp_path: Path) -> None:
-    """SIGTERM for the first process alone: the others save, and nothing goes on without it."""
-    chosen = [
-        "--only",
-        "finetune,er",
-        "--orders",
-        "original",
-        "--seeds",
-        "1",
-        "--processes",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    endless = [*MINIATURE, "stream.epochs=100000", "train.log_every=1"]
-    command = [sys.executable, "-m", "stella", "reproduce", "table1", *chosen, *endless]
-    runs_of_it = [tmp_path / "table1" / "original" / name / "seed-0" for name in ("finetune", "er")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as first:
-        try:
-            while not all('"step"' in _read(run / "metrics.jsonl") for run in runs_of_it):
-                assert first.poll() is None
-                time.sleep(0.2)
-            first.terminate()
-            assert first.wait(timeout=60) == 128 + signal.SIGTERM
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(first.pid, signal.SIGKILL)
-    for run in runs_of_it:
-        assert list((run / "checkpoints").glob("step-*.pt"))
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def test_a_signal_while_a_run_ends_is_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Path] = []
-
-    def ended(config: RunConfig, run: Path, **_: object) -> RunResult:
-        begun.append(run)
-        return RunResult(run, finished=True, exit_code=143)
-
-    monkeypatch.setattr(many, "pretrain", ended)
-    configs = {"one": RunConfig(), "two": RunConfig()}
-    assert many.train_all(configs, [0], tmp_path, Console(file=io.StringIO())) == 143
-    assert begun == [tmp_path / "one" / "seed-0"]

@@ -20,7 +20,7 @@ from rich.console import Console
 from stella.clip import Batch, Clip
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
-from stella.experiments.compare import row
+from stella.experiments.results import row
 from stella.methods import METHODS, Losses, MemoryConfig
 from stella.methods.finetune import Finetune
 from stella.model import weights

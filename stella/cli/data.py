@@ -1,0 +1,101 @@
+"""`stella look`, `prepare` and `pack`: from video files to what a GPU reads."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stella.cli.common import Overrides, Recipe, say, split
+from stella.errors import StellaError
+
+Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")]
+
+
+def look(
+    src: Annotated[Path, typer.Argument(help="Folder of videos, or of shards.")],
+    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("look.png"),
+    clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder.")] = 8,
+) -> None:
+    """Write a contact sheet of your own videos as they are decoded, and print which cannot be used and why."""
+    from stella.data.folder import Folder
+    from stella.data.shards import Shards
+    from stella.data.skipped import in_words
+    from stella.errors import ClipError
+    from stella.report.sheet import SHEETS, contact_sheet
+
+    if out.suffix.lower() not in SHEETS:
+        raise StellaError(f"--out {out} must end in {', '.join(SHEETS)}: a contact sheet is a picture")
+    shards = src.is_dir() and any(src.glob("shard-*.tar"))
+    source: Folder | Shards = Shards(src) if shards else Folder(src)
+    good, bad = [], []
+    for index in _spread(len(source), clips):
+        try:
+            good.append(source[index])
+        except ClipError as error:
+            bad.append(error)
+            say(f"skipped {error}", "yellow")
+    if not good:
+        raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
+    contact_sheet(good, out, f"{src.name} · {len(source)} clips")
+    counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
+    tail = f"; skipped: {in_words(counts)}" if bad else ""
+    more = " (--clips for more)" if len(good) + len(bad) < len(source) else ""
+    say(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}")
+
+
+def prepare(
+    src: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="CSV with the columns file,label[,task].", show_default="sub-folders are labels"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a clip in seconds.")] = 10.24,
+    split: Annotated[bool, typer.Option(help="Cut long videos into consecutive clips.")] = False,
+    workers: Workers = None,
+) -> None:
+    """Convert videos to shards that load fast. Run the same command again to resume."""
+    from stella.data.prepare import prepare as run
+
+    say(str(run(src, dst, labels_csv=labels, seconds=seconds, split=split, workers=workers)))
+
+
+def pack(
+    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    recipe: Recipe = None,
+    values: Overrides = None,
+    evaluation: Annotated[
+        bool, typer.Option("--eval", help="Pack the evaluation clips, not the training clips.")
+    ] = False,
+    width: Annotated[
+        int | None, typer.Option(min=1, help="Width to keep of wide pictures, in pixels.", show_default="a square")
+    ] = None,
+    windows: Annotated[
+        int,
+        typer.Option(min=1, help="Windows of frames to store per clip, for training to draw from; an odd number."),
+    ] = 1,
+    workers: Workers = None,
+) -> None:
+    """Decode clips once and store them as arrays that feed a GPU: then train with data.source=packed."""
+    from stella.data.pack import pack as run
+    from stella.experiments.recipe import run_config
+
+    data = run_config(*split(recipe, values)).data
+    want, tasks = data.sizes(), data.all_tasks(evaluation)
+    summary = run(
+        tasks,
+        out,
+        pixels=want.pixels,
+        spec_frames=want.spec_frames,
+        size=data.decoded_pixels,
+        width=width,
+        windows=windows,
+        workers=workers,
+    )
+    say(str(summary))
+
+
+def _spread(length: int, count: int) -> Iterable[int]:
+    """`count` positions spread evenly over `length`."""
+    return [i * length // min(count, length) for i in range(min(count, length))]

@@ -1,0 +1,163 @@
+"""`stella evaluate`, `report`, `methods`, `weights` and `bench`."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stella.cli.common import Overrides, console, integers, listed, say, split, wide
+from stella.errors import StellaError
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Folder of a run, weight file, or shipped weights such as base-tiny.")],
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="Recipe whose data to evaluate on: a name, or the path of a file.", show_default="the run's"
+        ),
+    ] = None,
+    values: Overrides = None,
+) -> None:
+    """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
+    from stella.experiments.recipe import run_tree
+    from stella.report.tables import recall_table
+    from stella.runs.evaluate import evaluate_weights
+    from stella.runs.record import gallery_ceilings
+
+    name, given = split(recipe, values)
+    found = evaluate_weights(model, run_tree(name) if name else None, given, console)
+    console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Print a table of runs and write one self-contained HTML page about them."""
+    from stella.report.page import write_page
+    from stella.report.tables import results_table
+    from stella.runs.record import ceilings, group, read_run, unlike
+
+    found = [run for path in runs for run in _runs_in(path)]
+    records = [read_run(run) for run in found]
+    console.print(results_table(group(records), ceilings(records)))
+    if sentence := unlike(records):
+        say(sentence, "yellow")
+    say(str(write_page(found, out)))
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Method to describe in full.", show_default="list all")] = None,
+) -> None:
+    """List the methods: what each does, what it stores of a clip, and what its steps cost."""
+    from stella.methods import METHODS
+    from stella.report.methods import method_page, methods_table
+
+    if name is not None and name not in METHODS:
+        raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
+    page = methods_table(METHODS) if name is None else method_page(METHODS[name])
+    wide(100).print(page, highlight=False, soft_wrap=True)
+
+
+def weights(
+    file: Annotated[Path, typer.Argument(help="safetensors file, PyTorch checkpoint, or base-tiny or base-small.")],
+) -> None:
+    """Describe a weight file: format, sizes, parameters and provenance."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from stella.config import to_tree
+    from stella.model.weights import describe
+    from stella.runs.config import RunConfig
+
+    found = describe(file)
+    defaults = {"config": to_tree(RunConfig())}  # only what differs from these is printed
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("format", found.format)
+    table.add_row("parameters", f"{found.parameters:,} in {found.tensors} tensors ({', '.join(found.dtypes)})")
+    table.add_row("matching module", "yes" if found.has_avm else "no")
+    for name, value in {"sizes": found.sizes, **found.extra}.items():
+        table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))
+    console.print(table, highlight=False, soft_wrap=True)
+
+
+def bench(
+    values: Overrides = None,
+    methods: Annotated[str, typer.Option(help="Methods to measure, separated by commas.")] = "derpp,stella",
+    batches: Annotated[str, typer.Option(help="Batch sizes in clips, separated by commas.")] = "9,48",
+    steps: Annotated[int, typer.Option(min=1, help="Number of steady steps to take the median of.")] = 20,
+    compile: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    packed: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `stella pack` to read clips from.", show_default="noise on the device"),
+    ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Also print the slowest operators of each row and write its trace to profile/."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="CSV to append the rows to.", show_default="none")] = None,
+) -> None:
+    """Measure training steps: clips/s, memory, FLOPs, each row in a process of its own.
+
+    At the paper's sizes on a GPU, with the model tiny on a CPU.
+    """
+    from dataclasses import replace
+
+    from stella.bench.measure import bench as measure
+    from stella.bench.profile import profile_all
+    from stella.bench.rows import check_columns, rows_table, write_rows
+    from stella.config import resolve
+    from stella.data.packed import Packed
+    from stella.runs.build import check
+    from stella.runs.config import RunConfig, machine
+    from stella.runs.environment import environment
+
+    given = [f"train.compile={compile}", *(values or [])]
+    place = machine(resolve(RunConfig, None, given).train)
+    if place.remark:
+        say(place.remark)
+    base = [f"model.preset={'tiny' if place.device.type == 'cpu' else 'base'}", *given]
+    made = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in listed(methods)}
+    configs = {
+        f"{name}, batch {size}": replace(config, stream=replace(config.stream, batch_size=size))
+        for size in integers("--batches", batches)
+        for name, config in made.items()
+    }
+    if not configs:
+        raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give at least one of each")
+    for config in configs.values():
+        check(config)
+    if packed is not None:
+        Packed(packed)  # refuses a folder that holds no packed clips
+    if out is not None:
+        check_columns(out)
+    rows = list(measure(configs, steps, packed, console).values())
+    if rows:
+        wide(120).print(rows_table(rows))
+    if out is not None and rows:
+        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(place))
+        say(f"rows appended to {out}")
+    if profile:
+        profile_all(configs, Path("profile"), packed, wide(120))
+    raise typer.Exit(len(rows) < len(configs))
+
+
+def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
+    """A tree as key=value words, without defaults and empty values; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    from stella.runs.record import flatten
+
+    known = flatten(defaults)
+    leaves = {key: leaf for key, leaf in flatten(value).items() if leaf is not None and known.get(key) != leaf}
+    return " ".join(f"{key}={leaf:.4g}" if isinstance(leaf, float) else f"{key}={leaf}" for key, leaf in leaves.items())
+
+
+def _runs_in(path: Path) -> list[Path]:
+    found = sorted(config.parent for config in path.rglob("config.json"))
+    if not found:
+        raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
+    return found

@@ -1,0 +1,119 @@
+"""`stella demo`, `pretrain`, `compare` and `reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stella.cli.common import Overrides, Recipe, console, integers, listed, say, split, wide
+from stella.errors import StellaError
+
+Processes = Annotated[
+    int, typer.Option(min=1, help="Number of runs at a time, each in its own process. Small models leave a GPU idle.")
+]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo"),
+) -> None:
+    """Watch three methods learn from a stream that changes: seven minutes on two cores."""
+    from stella.experiments.demo import demo as run
+
+    raise typer.Exit(run(out, console))
+
+
+def pretrain(
+    recipe: Recipe = None,
+    values: Overrides = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="New folder for configuration, metrics, checkpoints, weights.", show_default="runs/latest"),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to resume from its last checkpoint.", show_default="none")
+    ] = None,
+    compile: Annotated[
+        str | None, typer.Option(help="auto, on or off: short for train.compile=…", show_default="the recipe's")
+    ] = None,
+) -> None:
+    """Pre-train on a stream of tasks with one method. Ctrl-C saves a checkpoint and stops."""
+    from stella.experiments.recipe import run_config, run_tree
+    from stella.report.tables import spell_ceilings
+    from stella.runs import loop
+    from stella.runs.record import ceilings, read_run
+
+    name, given = split(recipe, values)
+    given = [*given, f"train.compile={compile}"] if compile else given
+    if resume and run:
+        raise StellaError(f"--run {run} and --resume {resume} both name a run; give --resume alone to resume one")
+    if resume:
+        result = loop.resume(resume, given, console, run_tree(name) if name else None)
+    else:
+        result = loop.pretrain(run_config(name, given), run or Path("runs/latest"), console=console)
+    if result.finished:
+        forgetting = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
+        cues = ceilings([read_run(result.run)])
+        beside = f" ({spell_ceilings(cues)})" if cues else ""
+        say(f"A {result.end['A']:.1f}{forgetting}{beside}; weights and metrics in {result.run}")
+    raise typer.Exit(result.exit_code)
+
+
+def compare(
+    recipe: Recipe = None,
+    values: Overrides = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods to train, separated by commas.")
+    ] = "finetune,er,derpp,stella,stella_plus",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run (0, 1, …).")] = 3,
+    processes: Processes = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, results.csv and the page.")] = Path("runs/compare"),
+) -> None:
+    """Train several methods with several seeds, then print a table and write a page. Finished runs are skipped."""
+    from dataclasses import replace
+
+    from stella.experiments.recipe import run_config
+    from stella.experiments.runner import run_all
+    from stella.report.page import write_page
+    from stella.report.tables import results_table
+    from stella.runs.record import ceilings, group, read_run
+
+    base = run_config(*split(recipe, values))
+    configs = {name: replace(base, method=name) for name in listed(methods)}
+    outcome = run_all(configs, range(seeds), out, console, processes)
+    if not outcome.exit_code:
+        runs = [read_run(run) for run in outcome.runs]
+        console.print(results_table(group(runs), ceilings(runs)))
+        say(f"{out / 'results.csv'}  and  {write_page(outcome.runs, out / 'report.html')}")
+    raise typer.Exit(outcome.exit_code)
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="Name or path of a reproduction's recipe.", show_default="list all")
+    ] = None,
+    values: Overrides = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run (0, 1, …).")] = 5,
+    seeds_list: Annotated[
+        str, typer.Option(help="Seeds to run, separated by commas, instead of --seeds.", show_default="none")
+    ] = "",
+    only: Annotated[str, typer.Option(help="Variants to run, separated by commas.", show_default="all")] = "",
+    orders: Annotated[str, typer.Option(help="Orders of tasks to run, separated by commas.", show_default="all")] = "",
+    processes: Processes = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the runs, in a sub-folder NAME.")] = Path("runs/reproduce"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--from", help="Run nothing: print this results.csv and write its table beside it."),
+    ] = None,
+) -> None:
+    """Run one of the paper's comparisons, skip what is finished, and print it beside the paper's own figures."""
+    from stella.experiments import reproduce as paper
+
+    page = wide(120)
+    if name is None:
+        page.print(paper.listing())
+    elif results is not None:
+        paper.show(name, results, page, values or [])
+    else:
+        numbers = integers("--seeds-list", seeds_list) or range(seeds)
+        selected = listed(only), listed(orders), values or []
+        raise typer.Exit(paper.reproduce(name, numbers, out / Path(name).stem, page, *selected, processes))

@@ -1,0 +1,145 @@
+"""The runner behind `stella compare`, `stella reproduce` and `stella demo`: named configurations × seeds."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from stella.errors import StellaError
+from stella.experiments.results import collect
+from stella.runs.build import check
+from stella.runs.config import RunConfig, settle
+from stella.runs.folder import RunFolder
+from stella.runs.loop import RunResult, check_unchanged, pretrain
+from stella.runs.progress import say
+
+
+@dataclass(frozen=True)
+class Outcome:
+    runs: list[Path]  # the finished ones, seed by seed
+    exit_code: int = 0  # 128 + signal if a signal stopped it
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    config: RunConfig
+    folder: RunFolder
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, seed {self.config.seed}"
+
+    @property
+    def finished(self) -> bool:
+        return self.folder.end is not None
+
+
+Results = Generator[tuple[Job, RunResult], None, None]
+
+
+def run_all(
+    configs: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    folder: Path | str,
+    console: Console | None = None,
+    processes: int = 1,
+) -> Outcome:
+    """Run each configuration with each seed in `folder/NAME/seed-N` and keep `folder/results.csv` up to date.
+
+    All configurations are validated before the first run; a run that was started with another configuration is an
+    error. Finished runs are skipped, unfinished ones resumed. Runs go seed by seed, so that a comparison that is
+    stopped early still compares all names. `processes` run at a time. Several calls may share a folder if they choose
+    different runs. Finished runs keep no checkpoints.
+    """
+    if not configs or not seeds:
+        raise StellaError(
+            f"nothing to run: {len(configs)} configurations and {len(seeds)} seeds; give at least one each"
+        )
+    folder, console = Path(folder), console or Console()
+    jobs = [
+        Job(name, replace(configs[name], seed=seed), RunFolder(folder / name / f"seed-{seed}"))
+        for seed in seeds
+        for name in configs
+    ]
+    for job in jobs:
+        _check(job)
+    missing = [job for job in jobs if not job.finished]
+    if len(missing) < len(jobs):
+        say(console, f"{len(jobs) - len(missing)} of {len(jobs)} runs are finished already", "dim")
+    collect(folder)
+    exit_code = 0
+    with closing(_in_processes(missing, processes, console) if processes > 1 else _in_turn(missing, console)) as done:
+        for job, result in done:
+            if result.finished:
+                shutil.rmtree(job.folder.checkpoints, ignore_errors=True)
+                collect(folder)
+            if exit_code := result.exit_code:
+                say(console, "Run the same command again to resume.")
+                break
+    return Outcome([job.folder.root for job in jobs if job.finished], exit_code)
+
+
+def _check(job: Job) -> None:
+    """Refuse a run that cannot be started, or cannot be resumed with this configuration."""
+    try:
+        config = settle(job.config)
+        if job.folder.begun:
+            check_unchanged(job.folder, config)
+        if not job.finished:
+            check(config, job.folder.begun)
+    except StellaError as error:
+        raise StellaError(f"{job.name}: {error}") from error
+
+
+def _in_turn(jobs: Sequence[Job], console: Console) -> Results:
+    for number, job in enumerate(jobs, 1):
+        say(console, f"{job.title} ({number} of {len(jobs)})", "dim")
+        yield job, pretrain(job.config, job.folder.root, resume=True, console=console)
+
+
+def _in_processes(jobs: Sequence[Job], processes: int, console: Console) -> Results:
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool, _sigterm_forwarded():
+        running = {pool.submit(_quietly, job.config, job.folder.root, threads): job for job in jobs}
+        try:
+            for number, done in enumerate(as_completed(running), 1):
+                job, result = running[done], done.result()
+                if result.finished:
+                    figures = ", ".join(f"{key} {result.end[key]:.1f}" for key in "AF" if result.end[key] is not None)
+                    say(console, f"{number} of {len(running)}: {job.title}: {figures}")
+                yield job, result
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error or a signal in one, no other is started
+
+
+def _quietly(config: RunConfig, run: Path, threads: int) -> RunResult:
+    torch.set_num_threads(threads)
+    return pretrain(config, run, resume=True, console=Console(quiet=True))
+
+
+@contextmanager
+def _sigterm_forwarded() -> Iterator[None]:
+    """Forward SIGTERM to the child processes, which save a checkpoint and stop. (Ctrl-C reaches them by itself.)"""
+    if threading.current_thread() is not threading.main_thread():  # other threads may not set handlers
+        yield
+        return
+
+    def forward(*_: object) -> None:
+        for child in active_children():
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, forward)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,227 @@
+"""The runner: configurations × seeds, in turn or in processes; finished runs are skipped, unfinished ones resumed."""
+
+import contextlib
+import csv
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.small import quick, use_tasks
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.errors import StellaError
+from stella.experiments.runner import run_all
+from stella.model import weights
+from stella.report.tables import results_table
+from stella.runs import build as build_module
+from stella.runs import loop as run_module
+from stella.runs.loop import pretrain
+from stella.runs.record import group, read_run
+from stella.train.trainer import Trainer
+
+QUIET = Console(file=io.StringIO())
+MINIATURE = (
+    *("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu", "train.warmup_steps=0"),
+    *("memory.bytes=2000000", "data.clips=4", "data.eval_clips=4", "stream.epochs=1", "stream.batch_size=4"),
+    *("evaluate.batch=4", "data.tasks=['task1','task2']"),
+)
+
+
+def lines(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_seeds_are_run_and_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    configs = {"plain": quick("finetune"), "replay": quick("er")}
+    pretrain(quick("er", "seed=2"), tmp_path / "replay" / "seed-2", console=QUIET)
+    started: list[Path] = []
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if self.counters.step == 0:
+            started.append(Path())
+        return plain(self)
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    outcome = run_all(configs, [1, 2], tmp_path, QUIET)
+    assert len(started) == 3 and outcome.exit_code == 0
+    assert [run.relative_to(tmp_path).as_posix() for run in outcome.runs] == [
+        *("plain/seed-1", "replay/seed-1", "plain/seed-2", "replay/seed-2")
+    ]
+    assert not list(outcome.runs[0].glob("checkpoints")) and (outcome.runs[0] / "model.safetensors").exists()
+    rows, groups = lines(tmp_path), group(map(read_run, outcome.runs))
+    assert [(row["name"], row["seed"]) for row in rows] == [
+        *(("plain", "1"), ("plain", "2"), ("replay", "1"), ("replay", "2"))
+    ]
+    for g in groups:
+        own = [float(row["A"]) for row in rows if row["method"] == g.method]
+        assert g.spread("A").mean == pytest.approx(sum(own) / 2)
+        assert g.spread("A").deviation == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+    assert all(row["commit"] and row["hardware"] and row["a2v_10_F"] for row in rows)
+    assert {row["avm_accuracy"] + row["avm_accuracy_last_task"] + row["least_importance_ratio"] for row in rows} == {""}
+    table = Console(file=io.StringIO(), width=160)
+    table.print(results_table(groups))
+    assert "±" in table.file.getvalue()  # type: ignore[attr-defined]
+    said = Console(file=io.StringIO())
+    assert run_all(configs, [1, 2], tmp_path, said).runs == outcome.runs and len(started) == 3
+    assert "4 of 4 runs are finished already" in said.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_csv_has_the_matching_modules_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    found = iter([[None, 9.0, 3.0], [7.0, None, 2.5], [8.0, 4.0, None], [8.0, 4.0, 6.0]])
+    plain = run_module.evaluate_tasks
+    monkeypatch.setattr(run_module, "evaluate_tasks", lambda *args: plain(*args) | {"importance_ratio": next(found)})
+    result = run_all({"ours": quick("stella")}, [0], tmp_path, QUIET)
+    [row], last = lines(tmp_path), read_run(result.runs[0]).evaluations[-1]
+    assert float(row["avm_accuracy"]) == last["avm_accuracy"]
+    assert float(row["avm_accuracy_last_task"]) == last["avm_accuracy_by_task"][2]
+    assert row["least_importance_ratio"] == "2.5"
+
+
+def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    configs = {"plain": quick("finetune"), "joint": quick("multitask")}
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if self.method.joint and self.counters.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "advance", advance)
+        stopped = run_all(configs, [0], tmp_path, QUIET)
+    assert stopped.exit_code == 143 and [run.parent.name for run in stopped.runs] == ["plain"]
+    whole = run_all(configs, [0], tmp_path, QUIET)
+    assert whole.exit_code == 0 and len(whole.runs) == 2
+    assert {row["name"]: row["F"] == "" for row in lines(tmp_path)} == {"plain": False, "joint": True}
+
+
+def test_a_changed_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    run_all({"plain": quick("finetune")}, [0], tmp_path, QUIET)
+    with pytest.raises(StellaError, match=r"train\.lr was 0\.001 and is now 0\.1"):
+        run_all({"plain": quick("finetune", "train.lr=0.1")}, [0], tmp_path, QUIET)
+    with pytest.raises(StellaError, match="nothing to run"):
+        run_all({}, [0], tmp_path, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (["args.beta=1"], r"second: unknown key args\.beta: er takes no arguments; leave it out"),
+        (["method=stella", "args.betta=1"], r"second: unknown key args\.betta: did you mean args\.beta\?"),
+        (["method=stela"], r"second: unknown method 'stela'; choose one of"),
+        (["memory.clips=1000000000"], r"second: the rehearsal memory would take .* free"),
+        (["memory.bytes=10"], r"second: the memory's size is given as clips=7 and bytes=10"),
+        (["stream.size=64"], r"second: stream\.size=64 would have to be 32"),
+        (["method=stella", "args.keep_ratio=0.1"], r"second: keep_ratio keeps .* set it above 0\.2"),
+        (["method=stella_plus", "args.keep_ratio=-0.5"], r"second: keep_ratio=-0\.5 is a share"),
+        (["method=random", "args.keep_ratio=nan"], r"second: keep_ratio=nan is a share"),
+        (["method=stella", "args.avm_heads=5"], r"second: the matching module's heads=5 must divide"),
+        (["method=stella", "args.beta=nan"], r"second: beta=nan must be above 0"),
+        (["method=initial", "args.avm_heads=0"], r"second: the matching module's heads=0 must divide"),
+        (["objective.mask_ratio=0.99"], r"second: objective\.mask_ratio=0\.99 leaves none of"),
+        (["model.weights=nowhere"], r"second: nowhere cannot be read .* base-small, base-tiny"),
+        (["train.device=mps"], r"second: train\.device=mps is none of auto, cpu, cuda"),
+    ],
+)
+def test_impossible_configurations_are_refused_before_the_first_run(
+    bad: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    with pytest.raises(StellaError, match=told):
+        run_all({"first": quick("finetune"), "second": quick("er", *bad)}, [0], tmp_path / "runs", QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_started_otherwise_are_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    run_all({"plain": quick("finetune")}, [1], tmp_path, QUIET)
+    with pytest.raises(StellaError, match=r"plain: .*seed-1 was .* otherwise: train\.lr was 0\.001 and is now 0\.1"):
+        run_all({"plain": quick("finetune", "train.lr=0.1")}, [0, 1], tmp_path, QUIET)
+    assert not (tmp_path / "plain" / "seed-0").exists()
+
+
+def test_a_finished_run_needs_no_room_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    run_all({"replay": quick("er")}, [0], tmp_path, QUIET)
+
+    def refuse(*_: object) -> None:
+        raise StellaError("the rehearsal memory does not fit")
+
+    monkeypatch.setattr(build_module, "check_fits", refuse)
+    assert len(run_all({"replay": quick("er")}, [0], tmp_path, QUIET).runs) == 1
+    with pytest.raises(StellaError, match="replay: the rehearsal memory"):
+        run_all({"replay": quick("er")}, [0, 1], tmp_path, QUIET)
+
+
+def test_a_signal_while_a_run_ends_is_obeyed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    configs = {"one": quick("finetune"), "two": quick("er")}
+    with monkeypatch.context() as patch:
+        packed = weights.packed
+        patch.setattr(weights, "packed", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), packed(*args))[1])
+        stopped = run_all(configs, [0], tmp_path, QUIET)
+    assert stopped.exit_code == 143 and [run.parent.name for run in stopped.runs] == ["one"]
+    assert [row["name"] for row in lines(tmp_path)] == ["one"]
+    assert not (tmp_path / "two").exists()
+    assert run_all(configs, [0], tmp_path, QUIET).exit_code == 0
+
+
+def compare(out: Path, processes: int, *values: str) -> list[str]:
+    chosen = ["--methods", "finetune,er", "--seeds", "1", "--processes", str(processes), "--out", str(out)]
+    return ["compare", "scenes", *MINIATURE, *values, *chosen]
+
+
+def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path) -> None:
+    """And an error in one of them is the comparison's."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for processes, out in ((1, one), (2, two)):
+        done = CliRunner().invoke(app, compare(out, processes))
+        assert done.exit_code == 0, (done.output, done.exception)
+    assert "2 of 2: " in done.output and ", seed 0: A " in done.output
+    for run in ("finetune/seed-0", "er/seed-0"):
+        assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
+        assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
+    assert lines(one) == lines(two)
+    run = two / "er" / "seed-0"
+    (run / "metrics.jsonl").write_text("")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-00000001-0123456789abcdef.pt").write_bytes(b"torn")
+    failed = CliRunner().invoke(app, compare(two, 2))
+    assert isinstance(failed.exception, StellaError) and "no checkpoint" in str(failed.exception)
+    assert [line["name"] for line in lines(two)] == ["finetune"]
+
+
+def test_sigterm_reaches_the_runs_in_processes(tmp_path: Path) -> None:
+    """A signal to the first process alone: the others save a checkpoint, and none goes on without it."""
+    command = [sys.executable, "-m", "stella", *compare(tmp_path, 2, "stream.epochs=100000", "train.log_every=1")]
+    runs = [tmp_path / name / "seed-0" for name in ("finetune", "er")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as first:
+        try:
+            while not all('"step"' in _read(run / "metrics.jsonl") for run in runs):
+                assert first.poll() is None
+                time.sleep(0.2)
+            first.terminate()
+            assert first.wait(timeout=60) == 128 + signal.SIGTERM
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+    assert all(list((run / "checkpoints").glob("step-*.pt")) for run in runs)
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
