@@ -1,10 +1,10 @@
-"""STELLA: continual audio-video pre-training. Begin with `stella.clip`; CONTRIBUTING.md shows the way of one clip."""
+"""STELLA: continual audio-video pre-training. Start reading with `stella.clip`; CONTRIBUTING.md follows one clip."""
 
 import os
 
-# Threads of the processor wait for one another by turning in a loop. On a machine that others use as well that takes
-# away the very time they wait for: steps of the demo at a twelfth of their speed, with this at a sixth or better, and
-# as fast as ever on a quiet one. It must be said before torch is imported, and goes before OMP_WAIT_POLICY.
+# OpenMP threads spin while they wait for one another. On a busy machine spinning takes the time they wait for: the demo
+# ran at a twelfth of its speed, with a short spin at a sixth or better; on a quiet machine it makes no difference. This
+# must be set before torch is imported. It would override OMP_WAIT_POLICY, so it is left alone where that is set.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 

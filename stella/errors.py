@@ -1,11 +1,11 @@
-"""What a user can cause. Every message says in one sentence what was wrong, where, and what to do about it."""
+"""Errors that a user can cause. Each message names the value, the place and the remedy in one sentence."""
 
 import importlib
 from types import ModuleType
 
 
 class StellaError(Exception):
-    """Something a user can mend. The CLI prints the message and exits with status 2."""
+    """An error that a user can fix. The command line prints the message and exits with status 2."""
 
 
 class ConfigError(StellaError):
@@ -26,13 +26,13 @@ class ClipError(StellaError):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type["ClipError"], tuple[str, str, str]]:
-        return ClipError, (self.path, self.reason, self.remedy)  # travels from loader workers
+        return ClipError, (self.path, self.reason, self.remedy)  # picklable, for loader workers
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:
-    """Import an optional package when it is used, or say how to install it."""
+    """Import an optional package, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = f"'stella-av[{extra}]'" if extra else module.split(".")[0]
-        raise MissingExtraError(f"{module} is needed here and not installed: pip install {package}") from error
+        raise MissingExtraError(f"{module} is not installed; pip install {package}") from error

@@ -1,1 +1,1 @@
-"""What a model knows: zero-shot retrieval, forgetting, modality gap, and what its matching module has learnt."""
+"""Evaluation: zero-shot retrieval, forgetting, modality gap, matching module."""

@@ -1,7 +1,7 @@
-"""Average accuracy A and average forgetting F (Sec. Experiments, Evaluation Metrics), from evaluations after each task.
+"""Average accuracy A and average forgetting F (Sec. 5.1) from the evaluations after each task.
 
 An evaluation is a record with `task` (position of the task just learnt, -1 before the first) and `recall` as
-`retrieval.task_recall` gives it. acc(t, i) is R@k of task i's queries after task t, in percent.
+`retrieval.task_recall` returns it. acc(t, i) is R@k of task i's queries after task t, in percent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,13 @@ Evaluations = Sequence[Mapping[str, Any]]
 
 
 def average_accuracy(acc: Accuracy) -> float:
-    """A: the mean over tasks after the last one."""
+    """A: the mean accuracy over all tasks after the last one."""
     return float(acc[-1].mean())
 
 
 def average_forgetting(acc: Accuracy) -> float | None:
-    """F: how far each task but the last has fallen from its best after any task before the last, averaged.
-
-    None where it is not defined: a single task, or no evaluation after each of them (Multitask).
-    """
+    """F: the drop of each task from its best accuracy before the last task to its final one, averaged over all tasks
+    but the last. None for a single task, or without an evaluation after each task (Multitask)."""
     tasks = acc.shape[1]
     if len(acc) != tasks or tasks < 2:
         return None
@@ -33,7 +31,7 @@ def average_forgetting(acc: Accuracy) -> float | None:
 
 
 def accuracy(evaluations: Evaluations, direction: str, k: int | str) -> Accuracy:
-    """acc(t, i) of one direction and one k; what was measured before the first task is left out."""
+    """acc(t, i) of one direction and one k, without the evaluation before the first task."""
     learnt = sorted((e for e in evaluations if e["task"] >= 0), key=lambda e: int(e["task"]))
     return np.array([e["recall"][direction][str(k)] for e in learnt], dtype=np.float64)
 
@@ -47,8 +45,8 @@ def mean_accuracy(evaluations: Evaluations) -> Accuracy:
 def summary(evaluations: Evaluations) -> dict[str, Any]:
     """A and F of each direction and k, and their means as in the paper's tables.
 
-    `{"A": …, "F": …, "a2v": {"A": …, "F": …, "1": {"A": …, "F": …}, …}, "v2a": …}`; F is None where not defined. The
-    means are of the figures themselves: F of a mean is not the mean of Fs.
+    `{"A": …, "F": …, "a2v": {"A": …, "F": …, "1": {"A": …, "F": …}, …}, "v2a": …}`; F may be None. The means
+    are taken over the values of F, which differs from F of the mean accuracy.
     """
     if not any(e["task"] >= 0 for e in evaluations):
         return {"A": None, "F": None}

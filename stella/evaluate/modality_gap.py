@@ -1,4 +1,4 @@
-"""How far apart audio and video live in the embedding space they share."""
+"""The modality gap: how far apart audio and video embeddings are in their shared space."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Zero-shot retrieval: a clip's audio asks for its own video among all clips, and the reverse."""
+"""Zero-shot retrieval: find a clip's video by its audio among all clips, and the reverse."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,15 +16,15 @@ from stella.errors import StellaError
 from stella.model.cav import CAV
 
 KS = (1, 5, 10)
-DIRECTIONS = ("a2v", "v2a")  # audio asks for video, video asks for audio
-TIE = 1e-9  # cosines this near are equal: float64 rounds at 1e-16, so neither chunks nor devices decide a rank
+DIRECTIONS = ("a2v", "v2a")  # the query is audio, the query is video
+TIE = 1e-9  # cosines this close are ties: far above float64 rounding, so ranks do not depend on chunks or devices
 
-Autocast = Callable[[], AbstractContextManager[Any]]  # makes the context a forward runs in; the trainer's, or none
+Autocast = Callable[[], AbstractContextManager[Any]]  # makes the context of a forward pass
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The clips of a source that could be used, in order. Rows are L2-normalised."""
+    """Embeddings of the usable clips of a source, in order; rows are L2-normalised."""
 
     a: Tensor  # float32 [N, D]
     v: Tensor  # float32 [N, D]
@@ -43,7 +43,7 @@ def embed(
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
 ) -> Embeddings:
-    """Every clip once, all its patches, each modality through fusion alone, mean, normalised; kept on `device`."""
+    """Embed every clip of a source: all patches, each modality alone through fusion, mean, normalised; on `device`."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in evaluation_batches(source, config, device, skipped):
         with autocast():
@@ -54,10 +54,10 @@ def embed(
 
 @torch.no_grad()
 def ranks(query: Tensor, gallery: Tensor, targets: Tensor | None = None, chunk: int = 2048) -> Tensor:
-    """At which place, from 1, each query [Q, D] finds row `targets[i]` of the gallery [G, D] (None: row i); int64 [Q].
+    """The rank, from 1, of row `targets[i]` (None: row i) of the gallery [G, D] for each query [Q, D]; int64 [Q].
 
-    Higher products are nearer. What ties with the target stands before it, and so does whatever is not a number: a
-    collapsed or broken model scores nothing. No more than chunk × chunk scores exist at a time.
+    Ties and NaN rank before the target: a collapsed or broken model scores nothing. At most chunk × chunk scores are
+    in memory at a time.
     """
     targets = _targets(query, gallery, targets)
     places = torch.zeros(len(query), dtype=torch.int64, device=query.device)
@@ -68,26 +68,26 @@ def ranks(query: Tensor, gallery: Tensor, targets: Tensor | None = None, chunk: 
             own = (asked * gallery[targets[rows]].double()).sum(1, keepdim=True)  # [q, 1]
             for first in range(0, len(gallery), chunk):
                 scores = asked @ gallery[first : first + chunk].double().T  # [q, g]
-                places[rows] += (~(scores < own - TIE)).sum(1)  # the target itself among them
+                places[rows] += (~(scores < own - TIE)).sum(1)  # the target counts itself
     return places
 
 
 def recall(
     query: Tensor, gallery: Tensor, targets: Tensor | None = None, ks: Sequence[int] = KS, chunk: int = 2048
 ) -> dict[int, float]:
-    """R@k in percent: how many queries find their target among the first k. See `ranks`."""
+    """R@k in percent: the share of queries whose target is among the first k. See `ranks`."""
     return recall_of(ranks(query, gallery, targets, chunk), ks)
 
 
 def recall_of(places: Tensor, ks: Sequence[int] = KS) -> dict[int, float]:
     """R@k in percent of ranks [Q] counted from 1."""
     if not len(places):
-        raise StellaError("recall of no query at all is not defined; evaluate on at least one usable clip")
+        raise StellaError("recall needs at least one query; evaluate on at least one usable clip")
     return {k: 100 * (places <= k).double().mean().item() for k in ks}
 
 
 def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS, chunk: int = 2048) -> dict[str, dict[str, Any]]:
-    """Per direction and k the R@k of each task's queries, all tasks' clips being the gallery.
+    """R@k of each task's queries, with the clips of all tasks as gallery, per direction and k.
 
     `{"a2v": {"1": [per task], …}, "v2a": …}`, ready for JSON.
     """
@@ -107,6 +107,6 @@ def _targets(query: Tensor, gallery: Tensor, targets: Tensor | None) -> Tensor:
         return targets
     if len(query) != len(gallery):
         raise StellaError(
-            f"{len(query)} queries and a gallery of {len(gallery)} are not pairs; say with targets which row each seeks"
+            f"{len(query)} queries and a gallery of {len(gallery)} are not pairs; give the target row of each query"
         )
     return torch.arange(len(query), device=query.device)

@@ -12,7 +12,7 @@ from stella.model.cav import CAVConfig, preset
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime, runtime
 
-# What may change between a stop and a resume, because no result depends on it (on compiling, no more than rounding).
+# Keys that may change on resume, because no result depends on them (compiling changes rounding only).
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "data.cache"),
     *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
@@ -22,18 +22,18 @@ FREE = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A preset; sizes that are none are the data's."""
+    """A preset, its initial weights, and sizes where they differ from the data's."""
 
-    preset: str = "tiny"
-    weights: str | None = None  # a file of initial weights, in any format that `stella weights` knows
-    image_size: int | None = None
-    spec_frames: int | None = None
-    frames: int | None = None
+    preset: str = "tiny"  # tiny, small or base
+    weights: str | None = None  # initial weights: a file in any format of `stella weights`, or a shipped name
+    image_size: int | None = None  # pixels; none: the data's
+    spec_frames: int | None = None  # time steps of the spectrogram; none: the data's
+    frames: int | None = None  # video frames of a clip; none: the data's
 
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    batch: int = 64
+    batch: int = 64  # clips per batch of an evaluation
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -42,9 +42,9 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    seed: int = 0  # of initial weights, order, augmentation, masks and memory; the data have their own
-    method: str = "stella"
-    args: dict[str, Any] = field(default_factory=dict)  # the method's own hyper-parameters
+    seed: int = 0  # of initial weights, order, augmentation, masks and memory; data.seed is another
+    method: str = "stella"  # a name from `stella methods`
+    args: dict[str, Any] = field(default_factory=dict)  # hyper-parameters of the method
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=ScenesConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -59,7 +59,7 @@ class RunConfig:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """The configuration with everything that follows from something else filled in: sizes, and the stream's seed."""
+    """The configuration with derived values filled in: sizes, the stream's seed and its workers."""
     from_data, m = config.data.sizes(), config.model
     if m.frames not in (None, from_data.frames):
         raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
@@ -81,7 +81,7 @@ def settle(config: RunConfig) -> RunConfig:
         given = getattr(config.stream, name)
         if given not in (value, getattr(StreamConfig, name)):
             cause = "seed" if name == "seed" else "the model's and the data's sizes"
-            raise ConfigError(f"stream.{name}={given} would have to be {value}: leave it out, it follows from {cause}")
+            raise ConfigError(f"stream.{name}={given} must be {value}, which follows from {cause}; leave it out")
     workers = max(config.data.least_workers, config.stream.workers)
     return replace(sized, stream=replace(config.stream, workers=workers, **follows))
 

@@ -13,7 +13,7 @@ from stella.train.device import Runtime
 
 
 def environment(run: Runtime) -> dict[str, Any]:
-    """What a result depends on besides its configuration."""
+    """Facts of this machine and checkout, for environment.json."""
     gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     return {
         **_checkout(),
@@ -29,23 +29,23 @@ def environment(run: Runtime) -> dict[str, Any]:
 
 
 def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What `environment` found, as results state it."""
+    """Commit and hardware out of `environment`, as columns of results."""
     hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
     return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}
 
 
 def _checkout() -> dict[str, Any]:
-    """This package's commit, and how many files differ from it; None where it is not known."""
-    if given := os.environ.get("STELLA_COMMIT"):  # where no .git travels
+    """The commit of this package and the number of changed files; None if unknown."""
+    if given := os.environ.get("STELLA_COMMIT"):  # for machines without the .git folder
         return {"commit": given, "changed_files": None}
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:  # another project's, below which we lie
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:  # installed inside another project's checkout
         return {"commit": None, "changed_files": None}
     changed = _git("status", "--porcelain", "--untracked-files=no") or ""
     return {"commit": _git("rev-parse", "HEAD"), "changed_files": len(changed.splitlines())}
 
 
 def _git(*command: str) -> str | None:
-    """What git says where this file lies; None where it fails."""
+    """The output of git in this folder; None if it fails."""
     here = Path(__file__).parent
     try:
         done = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True)

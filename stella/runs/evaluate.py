@@ -1,4 +1,4 @@
-"""Any weights, measured on any tasks: what `stella evaluate` does."""
+"""`stella evaluate`: any weights on any tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,11 +21,11 @@ from stella.train.device import runtime
 def evaluate_weights(
     model: str, recipe: Mapping[str, Any] | None = None, values: Sequence[str] = (), console: Console | None = None
 ) -> dict[str, Any]:
-    """The record that a run writes between tasks, for a finished run, a weight file or shipped weights."""
+    """The record that a run writes between tasks, for a finished run, a weight file or a shipped name."""
     folder = RunFolder(model) if Path(model).is_dir() else None
     if folder and folder.begun and folder.end is None:
         raise StellaError(
-            f"{model} is not finished and has no weights yet; go on with stella pretrain --resume {model}"
+            f"{model} is not finished and has no weights yet; continue it with stella pretrain --resume {model}"
         )
     tree = dict(recipe) if recipe else folder.read_config() if folder else {}
     for value in values:
@@ -54,5 +54,5 @@ def evaluate_weights(
 
 
 def _sizes(model: str, config: RunConfig) -> Any:
-    """Our own files know their sizes; others' take the configuration's."""
+    """None for our own files, which store their sizes; the configuration's for others."""
     return None if weights.describe(model).format == weights.OURS else model_config(config)

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time, lines that are there once they are written."""
+"""The folder of a run: its files, and a lock that admits one process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,8 +12,7 @@ from stella.files import Line, lock, read_json, read_lines, sweep
 class RunFolder:
     """`config.json`, `environment.json`, `metrics.jsonl`, `speed.jsonl`, `skipped.jsonl`, `checkpoints/`, `lock`.
 
-    metrics.jsonl holds what a run computed and nothing that another run of the same configuration would not compute;
-    times are in speed.jsonl.
+    metrics.jsonl is reproducible: another run of the same configuration writes the same lines. speed.jsonl has times.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -33,7 +32,7 @@ class RunFolder:
 
     @property
     def end(self) -> Line | None:
-        """The last line of a run that went through to its end."""
+        """The last line of a finished run, else None."""
         lines = read_lines(self.metrics)
         return lines[-1] if lines and lines[-1]["kind"] == "end" else None
 
@@ -55,7 +54,7 @@ class RunFolder:
                         self.root.rmdir()
 
     def cut(self, length: int) -> None:
-        """Take metrics.jsonl back to the length it had at a checkpoint."""
+        """Truncate metrics.jsonl to the length it had at a checkpoint."""
         have = self.metrics.stat().st_size if self.metrics.exists() else 0
         if have < length:
             raise StellaError(

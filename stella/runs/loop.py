@@ -138,7 +138,7 @@ class Run:
             if self.board:
                 stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
-            for path in self.checkpoints.put_aside:
+            for path in self.checkpoints.damaged:
                 self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
                 self.display.say(f"started at {_where(earlier[0])}, resumed at {_where(self.environment)}")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line now and then elsewhere; and, if wanted, TensorBoard."""
+"""Progress of a run: a bar on a terminal, a line per minute elsewhere, and TensorBoard if asked for."""
 
 import time
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stella.errors import require
 
-WIDE = 140  # columns: all parts of a loss beside the bar
-SILENCE = 60.0  # seconds that a run into a file or pipe says nothing
+WIDE = 140  # terminal columns needed to show all parts of the loss
+SILENCE = 60.0  # seconds between lines when the output is a file or pipe
 
 
 def say(console: Console, line: str, style: str = "") -> None:
@@ -20,7 +20,7 @@ def say(console: Console, line: str, style: str = "") -> None:
 
 
 class Display:
-    """To be entered around a run. `total` is the number of steps, as far as it is known."""
+    """The progress bar of a run, as a context. `total` is the expected number of steps."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         self.console = console
@@ -47,7 +47,7 @@ class Display:
         self._bar.update(self._task, completed=step, description=what)
 
     def losses(self, means: Mapping[str, float], clips_per_second: float, peak_bytes: int) -> None:
-        """With each part of the loss where there is room."""
+        """Show the loss, and its parts if the terminal is wide enough."""
         shown = means if self.console.width >= WIDE else {"loss": means["loss"]}
         parts = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
         status = f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB"
@@ -62,7 +62,7 @@ class Display:
 
 
 class Board:
-    """TensorBoard's curves of a run, in its folder."""
+    """TensorBoard curves in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._writer: Any = require("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))

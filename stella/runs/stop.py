@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run at a moment that suits it."""
+"""SIGTERM and Ctrl-C stop a run at the next safe moment."""
 
 import signal
 import threading
@@ -8,12 +8,12 @@ from types import FrameType
 from typing import Any
 
 
-class Stopped(BaseException):  # not an error, and nothing on the way may catch it as one
-    """Raised at once where there is nothing to save."""
+class Stopped(BaseException):  # not an Exception: no handler on the way may catch it
+    """Raised immediately where there is nothing to save."""
 
 
 class Stop:
-    """While it is entered, a signal is kept in `signal` until the run asks for it. A second one changes nothing."""
+    """A context in which a signal is recorded in `signal` for the run to check. A second signal changes nothing."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -21,7 +21,7 @@ class Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():  # others may not set handlers
+        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive)
         return self
@@ -32,7 +32,7 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within this a signal raises `Stopped`: all that is done here would be done again."""
+        """A context in which a signal raises `Stopped`, because all work in it is repeated on resume."""
         self._at_once = True
         try:
             if self.signal is not None:

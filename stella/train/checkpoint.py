@@ -24,10 +24,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
-        self.put_aside: list[Path] = []  # broken ones that `load` came upon
+        self.damaged: list[Path] = []  # renamed by `load`
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, then let older ones go. If it cannot be written, those that are there stay."""
+        """Write a checkpoint, then remove old ones. If writing fails, existing checkpoints stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with temporary(self.folder / f"step-{step:08d}") as fresh:
@@ -50,9 +50,9 @@ class Checkpoints:
             old.unlink(missing_ok=True)
 
     def load(self) -> State | None:
-        """The newest whole checkpoint, on the CPU; None if there never was one. Broken ones are put out of the way.
+        """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`.
 
-        Its tensors lie in the file until they are touched: copy what is kept, or the file keeps its room on the disk.
+        Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
         for left_over in self.folder.glob("step-*.tmp"):
             left_over.unlink()
@@ -60,16 +60,16 @@ class Checkpoints:
             if digest(path) == path.stem.rpartition("-")[2]:
                 state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
                 return state
-            self.put_aside.append(path.rename(path.with_suffix(".broken")))
+            self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
             raise StellaError(
-                f"no checkpoint in {self.folder} is whole ({', '.join(path.name for path in broken)}): it cannot be "
-                "continued; look at the disk, and start it anew in another folder"
+                f"all checkpoints in {self.folder} are damaged ({', '.join(path.name for path in broken)}), so the run "
+                "cannot resume; check the disk, and start a new run in another folder"
             )
         return None
 
     def _found(self) -> list[Path]:
-        """What looks like a checkpoint, newest first."""
+        """Files named like a checkpoint, newest first."""
         named = [path for path in self.folder.glob("step-*.pt") if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
         return sorted(named, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
 
@@ -88,7 +88,7 @@ def _short(hashed: "hashlib._Hash") -> str:
 
 
 def _compact(tree: Any) -> Any:
-    """The same tree without views: of a view, torch.save would write all that it is a view of."""
+    """The same tree with views copied: torch.save would write the whole storage of a view."""
     if isinstance(tree, Mapping):
         return {key: _compact(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -99,7 +99,7 @@ def _compact(tree: Any) -> Any:
 
 
 class _Writer:
-    """A file that hashes what passes, and keeps an error for `finish`: torch.save cannot be left by an exception."""
+    """A file that hashes what it writes and defers errors to `finish`: torch.save does not survive exceptions."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
