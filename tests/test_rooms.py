@@ -1,13 +1,75 @@
-"""The package on a machine that has torch and little else: everything imports, scenes render, a step trains."""
+"""Rooms import one way; and with torch alone everything imports, scenes render and a step trains."""
 
+import ast
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import stella
 from stella.errors import MissingExtraError, require
+
+# Rooms from the ground up: a room may import those above it in this list, and nothing else of the package.
+ROOMS = (
+    "errors",
+    "rng",
+    "config",
+    "files",
+    "clip",
+    "media",
+    "data",
+    "losses",
+    "selection",
+    "memory",
+    "model",
+    "methods",
+    "evaluate",
+    "fast",
+    "train",
+    "runs",
+    "bench",
+    "report",
+    "experiments",
+    "cli",
+)
+ONLY_FOR = {"fast": {"train", "bench"}}  # the only rooms that may import it
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """Every import of the package by the package: (file, its room, the room imported)."""
+    root = Path(stella.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        here = path.relative_to(root).parts
+        room = here[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "stella":
+                names = [f"stella.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                if name.startswith("stella."):
+                    yield "/".join(here), room, name.split(".")[1]
+
+
+def test_rooms_import_one_way() -> None:
+    """No two rooms import each other: data flows from the first to the last."""
+    order = {room: number for number, room in enumerate(ROOMS)}
+    found = [(file, room, other) for file, room, other in imports() if not room.startswith("__") and room != other]
+    assert {room for _, room, _ in found} <= order.keys() and len(found) > 100
+    wrong = [f"{file} imports {other}" for file, room, other in found if order.get(other, 99) > order[room]]
+    assert not wrong
+
+
+def test_speed_is_applied_from_outside() -> None:
+    """Nothing that computes a result knows of `fast`."""
+    wrong = [file for file, room, other in imports() if other in ONLY_FOR and room not in {other, *ONLY_FOR[other]}]
+    assert not wrong
+
 
 BLOCKED = ("av", "webdataset", "gradio", "tensorboard", "faiss", "torchcodec", "ray", "kaldi_native_fbank")
 

@@ -1,9 +1,8 @@
-"""Weights in and out: MAE ViT-B, CAV-MAE, the STELLA release and our own safetensors (the config travels inside).
+"""Import and export of weights: MAE ViT-B, CAV-MAE, the STELLA release and our own safetensors with their config.
 
-`load(path)` builds a model, `load_into(path, model, avm)` fills one, `save` writes one, `describe` says what a file is.
-A file is data: pickles are read with `weights_only=True`. A file that does not fit is refused whole, with what is
-missing, what is left over and which shapes differ; what a format cannot hold keeps its initial values, and the notes
-say so.
+`load(path)` builds a model, `load_into(path, model, avm)` fills one, `save` writes one, `describe` reports what a file
+is. Pickles are read with `weights_only=True`. A file that does not fit is refused as a whole, with missing, unexpected
+and mis-shaped tensors listed. What a format does not have keeps its initial values, and the notes say so.
 """
 
 import json
@@ -35,7 +34,7 @@ class WeightsError(StellaError):
 
 
 def find(name: Path | str) -> Path:
-    """A file, or weights that ship with the package by their name (`base-tiny`)."""
+    """The path of a weight file, or of shipped weights by their name (`base-tiny`)."""
     shipped = SHIPPED / f"{name}.safetensors"
     return shipped if shipped.is_file() else Path(name)
 
@@ -43,14 +42,14 @@ def find(name: Path | str) -> Path:
 @dataclass(frozen=True)
 class Loaded:
     model: CAV
-    avm: AVM | None  # where the file has one
-    extra: dict[str, Any]  # what `save` was given: recipe, commit, scores
-    notes: list[str]  # what the import had to decide
+    avm: AVM | None  # if the file has one
+    extra: dict[str, Any]  # given to `save`: recipe, commit, scores
+    notes: list[str]  # decisions of the import
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a file is. `sizes` is the whole config in our own files, else what shapes tell (heads are not among it)."""
+    """What a file is. `sizes` is the config of our own files, else what the shapes show (not the heads)."""
 
     format: str
     tensors: int
@@ -62,7 +61,7 @@ class Description:
 
 
 def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
-    """Write backbone and matching module with the config and `extra` (anything JSON holds) in the metadata."""
+    """Write backbone and matching module, with the config and `extra` (JSON values) in the metadata."""
     path = Path(path)
     try:
         write_bytes(path, packed(model, avm, extra))
@@ -71,7 +70,7 @@ def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[st
 
 
 def packed(model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> bytes:
-    """What `save` writes."""
+    """The bytes that `save` writes."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
     state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
     header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
@@ -81,7 +80,7 @@ def packed(model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None =
 
 
 def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
-    """A model as the file has it. Others' files do not hold a config: it is `config`, or the paper's (`base`)."""
+    """Build the model of a file. Files of others have no config: theirs is `config`, or the paper's (`base`)."""
     file = _open(find(path))
     if config is None:
         config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
@@ -94,7 +93,7 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
 
 
 def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]:
-    """Fill a model (and matching module) from any known file; returns what the import had to decide."""
+    """Fill a model (and matching module) from any known file; returns the decisions of the import."""
     return _fill(_open(find(path)), model, avm)
 
 

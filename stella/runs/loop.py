@@ -26,7 +26,6 @@ from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.forgetting import summary
-from stella.fast.parts import seconds_compiling
 from stella.files import Line, Lines, explain_full_disk, read_json, read_lines, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
@@ -127,7 +126,7 @@ class Run:
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
         self._told = 0  # skipped steps already in metrics.jsonl
-        self._compiled = seconds_compiling()
+        self._compiled = self.machine.seconds_compiling()
 
     def go(self) -> RunResult:
         counters = self.trainer.counters
@@ -214,7 +213,7 @@ class Run:
             )
 
     def _report_compiling(self) -> None:
-        spent = seconds_compiling() if self.machine.compile else 0.0
+        spent = self.machine.seconds_compiling()
         if spent > self._compiled + 1:
             self.display.say(f"compiled in {spent - self._compiled:.0f} s")
             self.speed.write(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stella.errors import ConfigError
 from stella.fast.activations import Activations
-from stella.fast.parts import missing
+from stella.fast.parts import missing, seconds_compiling
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
@@ -29,6 +29,10 @@ class Runtime:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
+
+    def seconds_compiling(self) -> float:
+        """Seconds this process has spent compiling."""
+        return seconds_compiling() if self.compile else 0.0
 
     def reserved_bytes(self) -> int:
         """Memory that this process has reserved on the GPU, CUDA graphs included; on a CPU the same as `peak_bytes`."""
