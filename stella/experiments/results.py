@@ -48,6 +48,7 @@ def row(name: str, run: RunFolder) -> dict[str, Any]:
         "name": name,
         **{key: config[key] for key in ("method", "seed")},
         **{figure: end[figure] for figure in "AF"},
+        **{f"slow_{figure}": end.get("slow", {}).get(figure) for figure in "AF"},  # empty without train.ema
         **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
         **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         "clips": end["clips"],
@@ -101,7 +102,7 @@ def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows]
 
 def spread(rows: Rows, figure: str) -> Spread:
     """A figure over the seeds for which it is defined (F of Multitask is not)."""
-    return Spread([float(row[figure]) for row in rows if row[figure]])
+    return Spread([float(row[figure]) for row in rows if row.get(figure)])
 
 
 def _key(name: str, keys: Sequence[str]) -> str | None:

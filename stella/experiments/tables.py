@@ -45,13 +45,15 @@ def learning_sheet(
     """A and F of every variant in one order of tasks; `found` holds the CSV lines of each `ORDER/VARIANT`."""
     table, printed = recipe.orders[order], {}
     columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
+    slow = any(line.get("slow_A") for name in recipe.variants for line in found[f"{order}/{name}"])
+    figures = ["A", "F", *(["slow_A", "slow_F"] if slow else [])]
     rows = []
     for name, variant in recipe.variants.items():
         ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
         printed[name] = theirs
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
-        rows.append([variant.label, str(len(ours)), str(spread(ours, "A")), str(spread(ours, "F")), *beside])
-    below = ["", *("" for _ in columns)]
+        rows.append([variant.label, str(len(ours)), *(str(spread(ours, figure)) for figure in figures), *beside])
+    below = [*("" for _ in figures[1:]), *("" for _ in columns)]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in spelt(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
@@ -60,7 +62,7 @@ def learning_sheet(
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
-        ["", "runs", "ours A ↑", "ours F ↓", *columns],
+        ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else []), *columns],
         rows,
         cues,
         [

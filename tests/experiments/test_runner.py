@@ -88,6 +88,15 @@ def test_the_csv_has_the_matching_modules_scores(tmp_path: Path, monkeypatch: py
     assert row["least_importance_ratio"] == "2.5"
 
 
+def test_the_csv_has_the_scores_of_slow_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    result = run_all({"slow": quick("derpp", "train.ema=0.9"), "plain": quick("derpp")}, [0], tmp_path, QUIET)
+    rows = {row["name"]: row for row in lines(tmp_path)}
+    slow = read_run(result.runs[0]).lines("end")[0]["slow"]
+    assert (float(rows["slow"]["slow_A"]), float(rows["slow"]["slow_F"])) == (slow["A"], slow["F"])
+    assert rows["plain"]["slow_A"] == rows["plain"]["slow_F"] == ""
+
+
 def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_tasks(monkeypatch)
     configs = {"plain": quick("finetune"), "joint": quick("multitask")}
