@@ -153,6 +153,14 @@ def shown(name: str, text: str, folder: Path) -> str:
     return console.export_text()
 
 
+def test_slow_weights_have_columns_of_their_own_where_a_run_has_them(tmp_path: Path) -> None:
+    rows = [{"name": "er", "seed": 0, "A": 10.0, "F": 5.0, "slow_A": 11.5, "slow_F": 0.5}]
+    table = shown("table1", to_csv([*rows, {**rows[0], "name": "derpp", "slow_A": "", "slow_F": ""}]), tmp_path)
+    (er,) = [line.split() for line in table.splitlines() if line.strip().startswith("ER ")]
+    assert er[1:6] == ["1", "10.0", "5.0", "11.5", "0.5"] and "slow weights A" in table
+    assert "slow" not in shown("table1", lines(("er", 0, 10.0)), tmp_path)
+
+
 def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
     """Names with folders before them are that run, names without an order belong to the first one."""
     text = lines(("er", 0, 10.0), ("p1/original/er", 1, 14.0), ("original/multitask", 0, 20.0), ("shuffled/er", 0, 3.0))
