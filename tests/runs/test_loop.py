@@ -437,9 +437,8 @@ def test_a_changed_configuration_is_refused_with_the_key(tmp_path: Path, monkeyp
 
 
 def test_a_recipe_given_to_a_resumed_run_is_held_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
+    run, recipe = tmp_path / "run", {"train": {"lr": 0.5}, "stream": {"prefetch": 3}}
     stopped_early(run, monkeypatch)
-    recipe.write_text("[train]\nlr = 0.5\n[stream]\nprefetch = 3\n")
     with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; set it back"):
         resume(run, console=QUIET, recipe=recipe)
     assert resume(run, ["train.lr=1e-3"], QUIET, recipe).finished
