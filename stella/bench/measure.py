@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,7 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from stella.bench.rows import Row
 from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_draws, step_times
 from stella.bench.turns import one_after_the_other
+from stella.config import resolve
 from stella.errors import StellaError
+from stella.runs.build import check
 from stella.runs.config import RunConfig
 from stella.runs.progress import say
 from stella.train.device import Clock
@@ -104,6 +106,20 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
         a @ b
         times.append(clock.ms(start, clock.mark()))
     return 2 * size**3 / statistics.median(times[2:]) / 1e9
+
+
+def bench_configs(methods: Sequence[str], batches: Sequence[int], values: Sequence[str]) -> dict[str, RunConfig]:
+    """Each method at each batch size, validated; `values` are overrides for all of them."""
+    made = {
+        f"{method}, batch {size}": resolve(RunConfig, None, [*values, f"method={method}", f"stream.batch_size={size}"])
+        for size in batches
+        for method in methods
+    }
+    if not made:
+        raise StellaError("nothing to measure: give at least one method and one batch size")
+    for config in made.values():
+        check(config)
+    return made
 
 
 def bench(

@@ -104,14 +104,12 @@ def bench(
 
     At the paper's sizes on a GPU, with the model tiny on a CPU.
     """
-    from dataclasses import replace
-
     from stella.bench.measure import bench as measure
+    from stella.bench.measure import bench_configs
     from stella.bench.profile import profile_all
     from stella.bench.rows import check_columns, rows_table, write_rows
     from stella.config import resolve
     from stella.data.packed import Packed
-    from stella.runs.build import check
     from stella.runs.config import RunConfig, machine
     from stella.runs.environment import environment
 
@@ -120,16 +118,7 @@ def bench(
     if place.remark:
         say(place.remark)
     base = [f"model.preset={'tiny' if place.device.type == 'cpu' else 'base'}", *given]
-    made = {name: resolve(RunConfig, None, [*base, f"method={name}"]) for name in listed(methods)}
-    configs = {
-        f"{name}, batch {size}": replace(config, stream=replace(config.stream, batch_size=size))
-        for size in integers("--batches", batches)
-        for name, config in made.items()
-    }
-    if not configs:
-        raise StellaError(f"nothing to measure with --methods {methods} --batches {batches}; give at least one of each")
-    for config in configs.values():
-        check(config)
+    configs = bench_configs(listed(methods), integers("--batches", batches), base)
     if packed is not None:
         Packed(packed)  # refuses a folder that holds no packed clips
     if out is not None:

@@ -175,7 +175,10 @@ def load(recipe: str) -> Recipe:
             f"or reproduce one of {', '.join(names())}"
         )
     for key, cls in (("variants", Variant), ("orders", Order)):
-        tree[key] = {each: build(cls, of, f"{key}.{each}.") for each, of in tree.get(key, {}).items()}
+        tables = tree.get(key, {})
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise ConfigError(f"{key} in {recipe} must be a table of tables")
+        tree[key] = {each: build(cls, of, f"{key}.{each}.") for each, of in tables.items()}
     own = {key: value for key, value in tree.items() if key in OF_A_REPRODUCTION}
     return build(Recipe, own | {"base": _of_a_run(tree)})
 

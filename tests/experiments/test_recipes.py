@@ -106,6 +106,9 @@ def test_a_name_is_a_shipped_recipe_whatever_lies_in_the_folder(
     assert (run_config("scenes.toml").seed, run_config("./scenes").seed) == (8, 9)
     with pytest.raises(ConfigError, match=r"'tabel1': did you mean table1\? \(known: .*scenes.*own"):
         read("tabel1")
+    for variants in ("variants = 3", 'variants = { er = "er" }'):
+        with pytest.raises(ConfigError, match="must be a table of tables"):
+            load(write(tmp_path / "scenes.toml", variants))
     with pytest.raises(ConfigError, match="scenes is the recipe of a single run: use `stella pretrain scenes`"):
         load("scenes")
 
