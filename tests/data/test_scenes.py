@@ -271,3 +271,19 @@ def test_export_leaves_what_exists_alone(tmp_path) -> None:  # type: ignore[no-u
     paths[0].write_bytes(b"mine")
     assert list(export(scenes, tmp_path)) == paths
     assert paths[0].read_bytes() == b"mine"
+
+
+def test_wide_bases_are_drawn_from_the_tasks_space_without_their_looks() -> None:
+    some, many = classes("wide-100"), classes("wide-720")
+    assert len(some) == 100 and len(many) == 720 and many[:100] == some
+    looks = {kind.look for task in TASKS for kind in classes(task)}
+    assert not looks & {kind.look for kind in many} and len({kind.look for kind in many}) == 72
+    assert all(kind.visible != MOVED_BY.get(kind.action) for kind in many)
+    for block in (many[:360], many[360:]):
+        assert len({(kind.look, kind.action) for kind in block}) == 360
+        assert {sum(kind.timbre == timbre for kind in block) for timbre in TIMBRES} == {20}
+    clip = Scenes("wide-100", "train", 130)[101]
+    assert clip.labels.name == some[1].name
+    for wrong in ("wide-0", "wide-", "wide-1e3", "task7"):
+        with pytest.raises(ConfigError, match="choose base, wide-N or one of"):
+            Scenes(wrong, "train", 1)

@@ -5,8 +5,14 @@ of the tasks returns in two later tasks with another action, timbre and link, so
 overwrites the earlier one. Only look *and* action together identify the sounding class.
 """
 
+import math
+import re
 from dataclasses import dataclass
 from functools import cache
+from random import Random
+
+from stella.errors import ConfigError
+from stella.rng import seed_for
 
 SHAPES = ("disc", "square", "triangle", "star", "cross", "hexagon", "flower", "gear", "drop", "heart")
 TEXTURES = ("stripes", "checks", "rings", "spokes", "dots", "waves", "bricks", "weave")
@@ -87,9 +93,35 @@ base   heart    checks   bounce  choir   grain    pitch
 
 @cache
 def classes(task: str) -> tuple[SceneClass, ...]:
-    """The classes of `base` or of one of the six tasks."""
+    """The classes of one of the six tasks, of `base`, or of a wide base such as `wide-360`."""
+    if wide := re.fullmatch(r"wide-([1-9]\d{0,5})", task):
+        return _wide(int(wide[1]))
     rows = [line.split() for line in _TABLE.splitlines() if line]
-    return tuple(SceneClass(*row[1:]) for row in rows if row[0] == task)
+    found = tuple(SceneClass(*row[1:]) for row in rows if row[0] == task)
+    if not found:
+        raise ConfigError(f"unknown scenes task {task!r}; choose base, wide-N or one of {', '.join(TASKS)}")
+    return found
 
 
 TASKS = ("task1", "task2", "task3", "task4", "task5", "task6")
+
+
+def _wide(number: int) -> tuple[SceneClass, ...]:
+    """`number` classes drawn at random from the tasks' own space, without the tasks' looks, for initial pre-training.
+
+    A smaller wide base is a prefix of a larger one. Each block of 360 classes combines every other look with every
+    action once; all timbres are equally frequent; timbre and link are drawn for each class.
+    """
+    taken = {kind.look for task in TASKS for kind in classes(task)}
+    looks = [(shape, texture) for shape in SHAPES for texture in TEXTURES if f"{texture} {shape}" not in taken]  # 72
+    combinations = [(look, action) for look in looks for action in ACTIONS]
+    made: list[SceneClass] = []
+    for block in range(math.ceil(number / len(combinations))):
+        draws, pairs = Random(seed_for("scenes", "wide", block)), list(combinations)
+        draws.shuffle(pairs)
+        timbres = [TIMBRES[i % len(TIMBRES)] for i in range(len(pairs))]
+        draws.shuffle(timbres)
+        for ((shape, texture), action), timbre in zip(pairs, timbres, strict=True):
+            visible = draws.choice([quantity for quantity in VISIBLE if quantity != MOVED_BY.get(action)])
+            made.append(SceneClass(shape, texture, action, timbre, visible, draws.choice(AUDIBLE)))
+    return tuple(made[:number])

@@ -5,6 +5,7 @@ Numbers come from a counter-based hash, so any clip can be drawn alone or among 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +80,8 @@ def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Vari
     u = Uniforms(seed_for("scenes", seed, task, split), index)
     label = index % len(kinds)
 
-    def of_class(names: Sequence[str], attribute: str) -> Ints:
-        return np.array([names.index(getattr(kind, attribute)) for kind in kinds])[label]
+    def of_class(names: tuple[str, ...], attribute: str) -> Ints:
+        return _indices(task, names, attribute)[label]
 
     rows = np.arange(len(index))
     linked_v, linked_a = of_class(VISIBLE, "visible"), of_class(AUDIBLE, "audible")
@@ -115,6 +116,12 @@ def draw(seed: int, task: str, split: str, indices: Sequence[int], variant: Vari
         background=u(24),
         scale=variant.scale,
     )
+
+
+@cache
+def _indices(task: str, names: tuple[str, ...], attribute: str) -> Ints:
+    """For each class of a task, the index of an attribute's value among `names`."""
+    return np.array([names.index(getattr(kind, attribute)) for kind in classes(task)])
 
 
 def _objects(u: "Uniforms", variant: Variant, shape: Ints, texture: Ints) -> Objects:
