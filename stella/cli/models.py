@@ -20,6 +20,7 @@ def evaluate(
         ),
     ] = None,
     values: Overrides = None,
+    slow: Annotated[bool, typer.Option("--slow", help="Evaluate the slow weights of a run (train.ema).")] = False,
 ) -> None:
     """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
     from stella.experiments.recipe import run_tree
@@ -28,7 +29,7 @@ def evaluate(
     from stella.runs.record import gallery_ceilings
 
     name, given = split(recipe, values)
-    found = evaluate_weights(model, run_tree(name) if name else None, given, console)
+    found = evaluate_weights(model, run_tree(name) if name else None, given, console, slow)
     console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
 
 
@@ -100,10 +101,7 @@ def bench(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="CSV to append the rows to.", show_default="none")] = None,
 ) -> None:
-    """Measure training steps: clips/s, memory, FLOPs, each row in a process of its own.
-
-    At the paper's sizes on a GPU, with the model tiny on a CPU.
-    """
+    """Measure training steps at the paper's sizes (on a CPU with the model tiny): clips/s, memory, FLOPs."""
     from stella.bench.measure import bench as measure
     from stella.bench.measure import bench_configs
     from stella.bench.profile import profile_all
@@ -142,6 +140,8 @@ def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
 
     known = flatten(defaults)
     leaves = {key: leaf for key, leaf in flatten(value).items() if leaf is not None and known.get(key) != leaf}
+    if known:  # keys of earlier versions mean nothing now
+        leaves = {key: leaf for key, leaf in leaves.items() if key in known or key.startswith("args.")}
     return " ".join(f"{key}={leaf:.4g}" if isinstance(leaf, float) else f"{key}={leaf}" for key, leaf in leaves.items())
 
 

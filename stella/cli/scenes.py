@@ -47,6 +47,7 @@ def audit(
     """Print the score of a model that knows one cue perfectly and nothing else: compare every A with it."""
     from stella.data.scenes import TASKS, Scenes
     from stella.data.scenes.audit import audit as run
+    from stella.report.tables import CEILINGS
 
     table = Table(
         title=f"Cue audit of {size}: A (mean of R@1/5/10, both directions, %) by one cue alone, {clips} clips per task",
@@ -54,8 +55,9 @@ def audit(
     )
     rows = run({task: Scenes(task, "eval", clips, size=size, seed=seed) for task in TASKS})
     rows |= run({"base": Scenes("base", "eval", clips, size=size, seed=seed)})
-    for heading in ("gallery", *next(iter(rows.values()))):
-        table.add_column(heading, justify="left" if heading == "gallery" else "right")
+    table.add_column("gallery")
+    for cue in next(iter(rows.values())):
+        table.add_column(CEILINGS[cue], justify="right")
     for name, ceilings in rows.items():
         table.add_row(name, *(f"{value:.1f}" for value in ceilings.values()))
     console.print(table)

@@ -55,6 +55,9 @@ def pretrain(
         cues = ceilings([read_run(result.run)])
         beside = f" ({spell_ceilings(cues)})" if cues else ""
         say(f"A {result.end['A']:.1f}{forgetting}{beside}; weights and metrics in {result.run}")
+        if slow := result.end.get("slow"):
+            forgetting = "" if slow["F"] is None else f", F {slow['F']:.1f}"
+            say(f"slow weights: A {slow['A']:.1f}{forgetting}; in {result.run / 'slow.safetensors'}")
     raise typer.Exit(result.exit_code)
 
 

@@ -68,7 +68,7 @@ def learning_sheet(
         [
             "Ours: mean of R@1/5/10 over both directions in %, mean ± standard deviation over runs.",
             *(["Below the line: A of a model that knows one cue alone, in our gallery."] if cues else []),
-            *recipe.shadowed(overrides),
+            *recipe.shadowed(overrides, [name for name in recipe.variants if found[f"{order}/{name}"]]),
             *_sources([theirs for theirs in printed.values() if theirs], scale),
             *_order(both),
         ],

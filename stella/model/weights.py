@@ -125,8 +125,17 @@ class _File:
         return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
 
 
-def check_readable(name: Path | str) -> None:
-    _head(find(name))
+def check_fits(name: Path | str, config: CAVConfig) -> None:
+    """Refuse a file that cannot be read, or one of ours for a model of other sizes, before a model is built."""
+    path = find(name)
+    _head(path)
+    if path.suffix == ".safetensors":
+        file = _open(path)
+        if file.header and (changed := differences(file.header["config"], to_tree(config))):
+            raise WeightsError(
+                f"{path.name} does not fit this run: {'; '.join(changed)}; choose data and model.preset of its sizes, "
+                "or other weights"
+            )
 
 
 def _head(path: Path) -> bytes:

@@ -26,7 +26,7 @@ def check(config: RunConfig, begun: bool = False) -> None:
     sizes, own = model_config(config), build(method.Config, config.args, "args.")
     method.check(sizes, own, config.objective)
     if config.model.weights and not begun:
-        weights.check_readable(config.model.weights)
+        weights.check_fits(config.model.weights, sizes)
     columns = method.columns(sizes, own)
     device = machine(config.train).device
     if columns is not None:

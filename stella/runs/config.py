@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stella.config import build
 from stella.data.config import DataConfig
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
-from stella.errors import ConfigError
+from stella.errors import ConfigError, StellaError
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model.cav import CAVConfig, preset
+from stella.runs.folder import RunFolder
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime, runtime
 
@@ -84,6 +86,17 @@ def settle(config: RunConfig) -> RunConfig:
             raise ConfigError(f"stream.{name}={given} must be {value}, which follows from {cause}; leave it out")
     workers = max(config.data.least_workers, config.stream.workers)
     return replace(sized, stream=replace(config.stream, workers=workers, **follows))
+
+
+def stored_config(folder: RunFolder) -> RunConfig:
+    """The configuration of a run, refused if another version wrote it."""
+    try:
+        return build(RunConfig, folder.read_config())
+    except ConfigError as error:
+        raise StellaError(
+            f"{folder.root} was written by another version of stella ({error}); start a new run, or use its weights, "
+            f"{folder.weights.name}, with a recipe"
+        ) from error
 
 
 def model_config(config: RunConfig) -> CAVConfig:

@@ -12,27 +12,37 @@ from stella.data.skipped import Skipped
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
-from stella.runs.config import RunConfig, model_config, settle
+from stella.runs.config import RunConfig, model_config, settle, stored_config
 from stella.runs.folder import RunFolder
 from stella.runs.progress import say
 from stella.train.device import runtime
 
 
 def evaluate_weights(
-    model: str, recipe: Mapping[str, Any] | None = None, values: Sequence[str] = (), console: Console | None = None
+    model: str,
+    recipe: Mapping[str, Any] | None = None,
+    values: Sequence[str] = (),
+    console: Console | None = None,
+    slow: bool = False,
 ) -> dict[str, Any]:
-    """The record that a run writes between tasks, for a finished run, a weight file or a shipped name."""
+    """The record that a run writes between tasks, for a finished run, a weight file or a shipped name.
+
+    `slow` evaluates the slow weights of a run.
+    """
     folder = RunFolder(model) if Path(model).is_dir() else None
     if folder and folder.begun and folder.end is None:
         raise StellaError(
             f"{model} is not finished and has no weights yet; continue it with stella pretrain --resume {model}"
         )
-    tree = dict(recipe) if recipe else folder.read_config() if folder else {}
+    if slow and not (folder and folder.slow_weights.exists()):
+        raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
+    tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
     for value in values:
         lay(tree, value)
     config = settle(build(RunConfig, tree))
     machine = runtime(config.train.device, config.train.precision)
-    loaded = weights.load(folder.weights if folder else model, None if folder else _sizes(model, config))
+    file = model if folder is None else folder.slow_weights if slow else folder.weights
+    loaded = weights.load(file, None if folder else _sizes(model, config))
     tasks = config.data.eval_tasks(machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)

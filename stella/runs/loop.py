@@ -31,7 +31,7 @@ from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.runs.build import build_method, check
-from stella.runs.config import FREE, RunConfig, machine, settle
+from stella.runs.config import FREE, RunConfig, machine, settle, stored_config
 from stella.runs.environment import environment, provenance
 from stella.runs.folder import RunFolder
 from stella.runs.progress import Board, Display
@@ -77,7 +77,9 @@ def resume(
     recipe: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
-    tree = RunFolder(run).read_config()
+    folder = RunFolder(run)
+    stored_config(folder)
+    tree = folder.read_config()
     if recipe:
         tree = merged(tree, recipe)
     for override in overrides:
@@ -87,7 +89,7 @@ def resume(
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
-    old, new = to_tree(build(RunConfig, folder.read_config())), to_tree(config)
+    old, new = to_tree(stored_config(folder)), to_tree(config)
     for key in FREE:
         table, name = key.split(".")
         if name in old[table] and name in new[table]:
@@ -125,7 +127,7 @@ class Run:
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
-        self._told = 0  # skipped steps already in metrics.jsonl
+        self._written = 0  # skipped steps already in metrics.jsonl
         self._compiled = self.machine.seconds_compiling()
 
     def go(self) -> RunResult:
@@ -222,9 +224,9 @@ class Run:
             self._compiled = spent
 
     def _write_skipped(self) -> None:
-        for step, not_finite in self.trainer.skipped[self._told :]:
+        for step, not_finite in self.trainer.skipped[self._written :]:
             self.metrics.write({"kind": "skip", "step": step, "not_finite": not_finite})
-        self._told = len(self.trainer.skipped)
+        self._written = len(self.trainer.skipped)
 
     def _place(self) -> str:
         position = self.stream.position
@@ -329,8 +331,8 @@ def _with_earlier(facts: Line, folder: RunFolder) -> Line:
 
 
 def _where(facts: Line) -> str:
-    told = provenance(facts)
-    return f"commit {str(told['commit'])[:10]} on {told['hardware']}"
+    found = provenance(facts)
+    return f"commit {str(found['commit'])[:10]} on {found['hardware']}"
 
 
 def _evaluations(folder: RunFolder) -> list[Line]:

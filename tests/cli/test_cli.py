@@ -175,7 +175,7 @@ def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
 
 def test_audit_prints_every_gallery() -> None:
     shown = run.invoke(app, ["scenes", "audit", "--clips", "24"]).output
-    assert all(word in shown for word in ("task1", "task6", "mixed", "timing", "everything"))
+    assert all(word in shown for word in ("task1", "task6", "mixed", "timing", "class"))
 
 
 def test_own_videos_end_to_end(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
         text = metrics.read()
         metrics.truncate(text[:-1].rindex("\n") + 1)  # without its end
     unfinished = run.invoke(app, ["evaluate", one])
-    assert f"go on with stella pretrain --resume {one}" in str(unfinished.exception)
+    assert f"continue it with stella pretrain --resume {one}" in str(unfinished.exception)
     (tmp_path / "one" / "metrics.jsonl").write_text(text)
     page = tmp_path / "page.html"
     shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])

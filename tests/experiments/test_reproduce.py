@@ -286,7 +286,7 @@ def test_processes_side_by_side_share_a_folder(tmp_path: Path) -> None:
     for process in several:
         process.join()
     assert [process.exitcode for process in several] == [0, 0, 0]
-    assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("original/er,er,0,1.0,,1.0,,")
+    assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("original/er,er,0,1.0,,,,1.0,,")
 
 
 def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`stella evaluate` repeats what a run measured after its last task, from its files alone."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from stella.errors import StellaError
 from stella.model import weights
 from stella.runs.evaluate import evaluate_weights
-from stella.runs.loop import pretrain
+from stella.runs.loop import pretrain, resume
 
 QUIET = Console(file=io.StringIO())
 SCENES = ("data.clips=8", "data.eval_clips=8", 'data.tasks=["task1", "task2"]')
@@ -27,6 +28,32 @@ def test_a_run_is_evaluated_as_it_evaluated_itself_at_its_own_beta(tmp_path: Pat
     weights.save(tmp_path / "model.safetensors", loaded.model, loaded.avm)
     assert evaluate_weights(str(tmp_path))["importance_ratio"] != found["importance_ratio"]
     assert any(ratio is not None for ratio in found["importance_ratio"])
+
+
+def test_the_slow_weights_of_a_run_can_be_evaluated(tmp_path: Path) -> None:
+    result = pretrain(quick("finetune", "train.ema=0.9", *SCENES), tmp_path / "run", console=QUIET)
+    found, last = evaluate_weights(str(tmp_path / "run"), slow=True), result.evaluations[-1]
+    assert found["recall"] == last["slow"]["recall"] and found["modality_gap"] == last["slow"]["modality_gap"]
+    (tmp_path / "run" / "slow.safetensors").unlink()
+    for model in (str(tmp_path / "run"), "base-tiny"):
+        with pytest.raises(StellaError, match="has no slow weights; give a run that was trained with"):
+            evaluate_weights(model, slow=True)
+
+
+def test_a_run_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    pretrain(quick("finetune", *SCENES), tmp_path, console=QUIET)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["data"]["pixels"] = 224  # a key of every source, once
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for refused in (lambda: evaluate_weights(str(tmp_path)), lambda: resume(tmp_path, console=QUIET)):
+        with pytest.raises(StellaError, match=r"was written by another version of stella \(data\.pixels .*start"):
+            refused()
+
+
+def test_weights_of_other_sizes_are_refused_before_a_run_starts(tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match=r"base-tiny.* does not fit this run: image_size was 96 and is now 32"):
+        pretrain(quick("finetune", "model.weights=base-tiny"), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unfinished_run_has_no_weights_to_evaluate(tmp_path: Path) -> None:
