@@ -79,7 +79,7 @@ def test_help_names_every_command() -> None:
         (["pretrain", "data.source=folder"], "set data.path=FOLDER"),
         (["pretrain", "data.clips=0"], "data.clips=0 must be above 0"),
         (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
-        (["weights", "base-huge"], "weights that ship: base-small, base-tiny"),
+        (["weights", "base-huge"], "weights that ship: base-small, base-tiny, base-wide"),
         (["scenes", "preview", "--clips", "1", "--out", "/proc/none"], "/proc/none"),
         (["scenes", "preview", "--split", "test"], "unknown split 'test' of scenes; choose train or eval"),
         (["look", "VIDEOS", "--out", "sheet.xyz"], "--out sheet.xyz must end in .png"),
