@@ -1,6 +1,5 @@
 """Processes that start together, because compiling is work for the CPU, and measure one at a time."""
 
-import fcntl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stella.bench.steps import let_go
+from stella.files import lock
 
 T = TypeVar("T")
 
@@ -28,11 +28,11 @@ class Turn:
         self.ready()
         while len(list(self.folder.glob("ready *"))) < self.processes:
             time.sleep(0.1)
-        self._lock = (self.folder / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = lock(self.folder / "lock", wait=True)
+        self._lock.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
+        self._lock.__exit__(None, None, None)
 
 
 def one_after_the_other(

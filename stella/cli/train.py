@@ -38,7 +38,7 @@ def pretrain(
 ) -> None:
     """Pre-train on a stream of tasks with one method. Ctrl-C saves a checkpoint and stops."""
     from stella.experiments.recipe import run_config, run_tree
-    from stella.report.tables import spell_ceilings
+    from stella.report.tables import ceilings_line
     from stella.runs import loop
     from stella.runs.record import ceilings, read_run
 
@@ -53,7 +53,7 @@ def pretrain(
     if result.finished:
         forgetting = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
         cues = ceilings([read_run(result.run)])
-        beside = f" ({spell_ceilings(cues)})" if cues else ""
+        beside = f" ({ceilings_line(cues)})" if cues else ""
         say(f"A {result.end['A']:.1f}{forgetting}{beside}; weights and metrics in {result.run}")
         if slow := result.end.get("slow"):
             forgetting = "" if slow["F"] is None else f", F {slow['F']:.1f}"

@@ -16,7 +16,7 @@ from stella.config import build, lay, merged, read_toml
 from stella.errors import ConfigError
 from stella.experiments.paper import DATASET
 from stella.methods.base import MemoryConfig
-from stella.report.methods import spell_bytes
+from stella.report.methods import format_bytes
 from stella.runs.config import ModelConfig, RunConfig
 from stella.train.config import TrainConfig
 
@@ -74,7 +74,7 @@ class Recipe:
         memory = build(MemoryConfig, tree.get("memory", {}), "memory.")
         rate = build(TrainConfig, tree.get("train", {}), "train.").lr
         start = f" from {model.weights}" if model.weights else ""
-        room = f"{memory.clips:,} clips" if memory.bytes is None else spell_bytes(memory.bytes)
+        room = f"{memory.clips:,} clips" if memory.bytes is None else format_bytes(memory.bytes)
         return f"Recipe: model {model.preset}{start}, learning rate {rate:g}, memory {room}."
 
     def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:

@@ -104,5 +104,5 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     if unknown:
         say(console, f"Not in this table: {', '.join(unknown)}")
     page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
-    page.write_text(markdown(name, sheets), encoding="utf-8")  # not atomic: concurrent processes write the same text
+    write_text(page, markdown(name, sheets))
     say(console, f"{results}  and  {page}")

@@ -93,10 +93,10 @@ def _check(job: Job) -> None:
     """Refuse a run that cannot be started, or cannot be resumed with this configuration."""
     try:
         config = settle(job.config)
-        if job.folder.begun:
+        if job.folder.started:
             check_unchanged(job.folder, config)
         if not job.finished:
-            check(config, job.folder.begun)
+            check(config, job.folder.started)
     except StellaError as error:
         raise StellaError(f"{job.name}: {error}") from error
 

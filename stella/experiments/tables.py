@@ -13,7 +13,7 @@ from stella.experiments import paper
 from stella.experiments.paper import Row, format_figure
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
-from stella.report.tables import spelt
+from stella.report.tables import named_ceilings
 
 SCALE = (
     "Columns headed “paper ({dataset})” are the paper's own: another model, on {clips}. Scenes and {dataset} "
@@ -54,7 +54,7 @@ def learning_sheet(
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
         rows.append([variant.label, str(len(ours)), *(str(spread(ours, figure)) for figure in figures), *beside])
     below = [*("" for _ in figures[1:]), *("" for _ in columns)]
-    cues = [[name, "", f"{value:.1f}", *below] for name, value in spelt(ceilings or {}).items()]
+    cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])

@@ -261,9 +261,9 @@ def _check(file: _File, what: str, state: State, module: nn.Module, initial: tup
         ],
     }
     if any(wrong.values()):
-        told = "; ".join(f"{kind}: {_some(names)}" for kind, names in wrong.items() if names)
+        found = "; ".join(f"{kind}: {_some(names)}" for kind, names in wrong.items() if names)
         raise WeightsError(
-            f"{file.path} ({file.format}) does not fit {what}: {told}; choose the file or the sizes that match"
+            f"{file.path} ({file.format}) does not fit {what}: {found}; choose the file or the sizes that match"
         )
 
 

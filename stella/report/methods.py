@@ -58,7 +58,7 @@ def hyper_parameters(config: type[Any]) -> list[tuple[str, Any, str, str]]:
     ]
 
 
-def spell_bytes(n: int) -> str:
+def format_bytes(n: int) -> str:
     """Bytes with three digits and a decimal unit: `864 kB`."""
     value, unit = next(
         (n / size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if n >= size
@@ -79,7 +79,7 @@ def _stored(columns: Mapping[str, Column] | None) -> Text:
     if columns is None:
         return Text("none", "dim")
     each = bytes_per_clip(columns)
-    sizes = f"{spell_bytes(each)} a clip\n{spell_bytes(CLIPS * each)} for {CLIPS:,}\n"
+    sizes = f"{format_bytes(each)} a clip\n{format_bytes(CLIPS * each)} for {CLIPS:,}\n"
     names = dict.fromkeys(re.sub("_[av]$", "", name) for name in columns)  # one name for both modalities
     return Text.assemble(sizes, (", ".join(names), "dim"))
 
@@ -108,7 +108,7 @@ def _memory(columns: Mapping[str, Column] | None) -> Table | Text:
         table.add_row(name, kind, shape or "one number", f"{column.bytes:,}")
     table.add_section()
     table.add_row("a clip", "", "", f"{each:,}", style="bold")
-    table.add_row(f"{CLIPS:,} clips", "", "", spell_bytes(CLIPS * each), style="bold")
+    table.add_row(f"{CLIPS:,} clips", "", "", format_bytes(CLIPS * each), style="bold")
     return table
 
 

@@ -18,7 +18,7 @@ from stella.files import write_text
 from stella.methods import METHODS
 from stella.report import plots
 from stella.report.svg import SERIES
-from stella.report.tables import DIRECTIONS, spelt
+from stella.report.tables import DIRECTIONS, named_ceilings
 from stella.runs.record import Group, RunRecord, Spread, ceilings, flatten, group, mean_recall, read_run, unlike
 
 LISTED = 20  # skipped clips named on the page
@@ -114,7 +114,7 @@ def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[
     return {
         "rows": rows,
         "headings": [(DIRECTIONS[direction], f"R@{k} {figure}") for direction, k, figure in EVERY],
-        "ceilings": [(name, f"{value:.1f}") for name, value in spelt(cues or {}).items()],
+        "ceilings": [(name, f"{value:.1f}") for name, value in named_ceilings(cues or {}).items()],
         "seeds": any(len(g.finished) > 1 for g in groups),
         "slow": len(versions) > len(groups),
         "comparison": plots.comparison(groups, cues),

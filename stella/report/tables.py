@@ -35,7 +35,7 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
         table.add_row(Text(one.label), one.progress, str(one.spread("A")), str(one.spread("F")), *by_direction)
     if ceilings:
         table.add_section()
-        for name, value in spelt(ceilings).items():
+        for name, value in named_ceilings(ceilings).items():
             table.add_row(name, "", Text(f"{value:.1f}", style="not bold"), style="dim")
     table.caption = (
         "A: mean of R@1/5/10 over all tasks in %, the clips of all tasks as gallery. F: how far tasks fell from their "
@@ -80,16 +80,16 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     if evaluation.get("skipped"):
         table.caption += f"; skipped: {in_words(evaluation['skipped'])}"
     if ceilings:
-        table.caption += f"; mean by {spell_ceilings(ceilings)}"
+        table.caption += f"; mean by {ceilings_line(ceilings)}"
     return table
 
 
-def spell_ceilings(ceilings: Mapping[str, float]) -> str:
+def ceilings_line(ceilings: Mapping[str, float]) -> str:
     """The ceilings in one line: `chance 0.4, timing alone 2.2`."""
-    return ", ".join(f"{name} {value:.1f}" for name, value in spelt(ceilings).items())
+    return ", ".join(f"{name} {value:.1f}" for name, value in named_ceilings(ceilings).items())
 
 
-def spelt(ceilings: Mapping[str, float]) -> dict[str, float]:
+def named_ceilings(ceilings: Mapping[str, float]) -> dict[str, float]:
     """The ceilings by the names that a reader sees, lowest first."""
     return {name: ceilings[key] for key, name in CEILINGS.items() if key in ceilings}
 

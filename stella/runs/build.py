@@ -15,7 +15,7 @@ from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import free_bytes
 
 
-def check(config: RunConfig, begun: bool = False) -> None:
+def check(config: RunConfig, started: bool = False) -> None:
     """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written."""
     if config.method not in METHODS:
         raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
@@ -25,7 +25,7 @@ def check(config: RunConfig, begun: bool = False) -> None:
         raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
     sizes, own = model_config(config), build(method.Config, config.args, "args.")
     method.check(sizes, own, config.objective)
-    if config.model.weights and not begun:
+    if config.model.weights and not started:
         weights.check_fits(config.model.weights, sizes)
     columns = method.columns(sizes, own)
     device = machine(config.train).device

@@ -30,7 +30,7 @@ def evaluate_weights(
     `slow` evaluates the slow weights of a run.
     """
     folder = RunFolder(model) if Path(model).is_dir() else None
-    if folder and folder.begun and folder.end is None:
+    if folder and folder.started and folder.end is None:
         raise StellaError(
             f"{model} is not finished and has no weights yet; continue it with stella pretrain --resume {model}"
         )

@@ -27,7 +27,7 @@ class RunFolder:
         self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return self.config.exists()
 
     @property
@@ -48,7 +48,7 @@ class RunFolder:
             try:
                 yield
             finally:
-                if not self.begun:  # the configuration was refused: leave nothing behind
+                if not self.started:  # the configuration was refused: leave nothing behind
                     (self.root / "lock").unlink(missing_ok=True)
                     with suppress(OSError):  # the folder held something before
                         self.root.rmdir()

@@ -58,9 +58,9 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     """
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
-        check(config, folder.begun)
+        check(config, folder.started)
     with folder.locked(), explain_full_disk(folder.root):
-        if folder.begun:
+        if folder.started:
             if not resume:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)

@@ -10,7 +10,7 @@ from stella.memory import bytes_per_clip
 from stella.methods import METHODS
 from stella.methods.ablations import AblationConfig
 from stella.model.cav import preset
-from stella.report.methods import hyper_parameters, spell_bytes
+from stella.report.methods import format_bytes, hyper_parameters
 
 
 def shown(*args: str) -> str:
@@ -65,4 +65,4 @@ def test_an_unknown_method_is_refused_with_the_list() -> None:
 
 
 def test_bytes_have_three_digits() -> None:
-    assert [spell_bytes(n) for n in (8, 864_264, 1_467_000, 1_728_528_000)] == ["8 B", "864 kB", "1.47 MB", "1.73 GB"]
+    assert [format_bytes(n) for n in (8, 864_264, 1_467_000, 1_728_528_000)] == ["8 B", "864 kB", "1.47 MB", "1.73 GB"]
