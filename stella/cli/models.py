@@ -64,9 +64,7 @@ def methods(
 
 
 def weights(
-    file: Annotated[
-        Path, typer.Argument(help="safetensors file, PyTorch checkpoint, or a shipped name such as base-tiny.")
-    ],
+    file: Annotated[Path, typer.Argument(help="safetensors file, PyTorch checkpoint, or a shipped name (base-tiny).")],
 ) -> None:
     """Describe a weight file: format, sizes, parameters and provenance."""
     from rich.table import Table

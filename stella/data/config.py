@@ -1,7 +1,8 @@
 """The data sources. To add one: a module with its config, and its name in this union. The first is the default."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import fields
+from typing import Any, cast, get_args
 
 from stella.config import convert
 from stella.data.folder import FolderConfig
@@ -10,6 +11,11 @@ from stella.data.scenes import ScenesConfig
 from stella.data.shards import ShardsConfig
 
 DataConfig = ScenesConfig | FolderConfig | ShardsConfig | PackedConfig
+
+
+def keys_of(source: object) -> set[str]:
+    """The keys of a source's config; none for an unknown source."""
+    return {field.name for kind in get_args(DataConfig) if kind.source == source for field in fields(kind)}
 
 
 def data_config(tree: Mapping[str, Any]) -> DataConfig:

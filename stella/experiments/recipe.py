@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stella.config import build, lay, merged, read_toml
+from stella.data.config import keys_of
+from stella.data.scenes import ScenesConfig
 from stella.errors import ConfigError
 from stella.experiments.paper import DATASET
 from stella.methods.base import MemoryConfig
@@ -92,9 +94,20 @@ class Recipe:
         tree = deepcopy(self.base)
         if tasks:
             tree.setdefault("data", {})["tasks"] = list(tasks)
-        for value in values:
-            lay(tree, value)
-        return tree
+        return overridden(tree, values)
+
+
+def overridden(tree: Tree, values: Sequence[str]) -> Tree:
+    """A recipe's tables with `key.sub=value` overrides. Under another data.source, keys of the recipe's own source are
+    dropped."""
+    source = tree.get("data", {}).get("source", ScenesConfig.source)
+    for value in values:
+        lay(tree, value)
+    data = tree.get("data", {})
+    if (chosen := data.get("source", source)) != source:
+        kept = keys_of(chosen) | {value.partition("=")[0].removeprefix("data.") for value in values}
+        tree["data"] = {key: value for key, value in data.items() if key in kept}
+    return tree
 
 
 OF_A_RUN = [f.name for f in fields(RunConfig)]
@@ -160,10 +173,7 @@ def run_tree(recipe: str) -> Tree:
 
 def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
     """The configuration of a run from a recipe (None: the defaults) and `key.sub=value` overrides."""
-    tree = run_tree(recipe) if recipe else {}
-    for value in values:
-        lay(tree, value)
-    return build(RunConfig, tree)
+    return build(RunConfig, overridden(run_tree(recipe) if recipe else {}, values))
 
 
 def load(recipe: str) -> Recipe:

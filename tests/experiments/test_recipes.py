@@ -240,3 +240,12 @@ def test_ablations_change_table1s_stella() -> None:
         assert (config.method, args) == ("stella", METHODS["stella"].Config())
         assert (config.memory, config.train, config.model) == (stella.memory, stella.train, stella.model)
         assert config.data.clips == stella.data.clips and not config.data.tasks  # all, as they are numbered
+
+
+def test_another_data_source_drops_the_recipes_keys_of_its_own(tmp_path: Path) -> None:
+    config = run_config("scenes", ["data.source=folder", f"data.path={tmp_path}"])
+    assert (config.data.source, config.data.eval_clips) == ("folder", 240) and config.train.lr == 5e-4
+    with pytest.raises(ConfigError, match=r"data\.clips is not a key of data\.source=folder"):
+        run_config("scenes", ["data.source=folder", f"data.path={tmp_path}", "data.clips=5"])
+    with pytest.raises(ConfigError, match=r"unknown data\.source='flder'"):
+        run_config("scenes", ["data.source=flder"])
