@@ -289,6 +289,7 @@ def test_processes_side_by_side_share_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("original/er,er,0,1.0,,,,1.0,,")
 
 
+@pytest.mark.slow
 def test_speed_is_measured_in_fresh_processes(tmp_path: Path) -> None:
     recipe = tmp_path / "quick.toml"
     recipe.write_text(

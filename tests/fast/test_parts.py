@@ -156,6 +156,7 @@ def test_the_matching_loss_has_its_gradients_at_once_and_keeps_nothing_else() ->
     torch.testing.assert_close(torch.autograd.grad(3 * loss, list(avm.parameters())), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(missing("cpu") is not None, reason="Inductor needs a C++ compiler on a CPU")
 def test_reductions_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Observed inside Inductor, forward and backward: it ignores options that it does not know."""

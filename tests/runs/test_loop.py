@@ -263,7 +263,7 @@ def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
     for path in (tmp_path / "checkpoints").glob("*.pt"):
         path.write_bytes(b"torn")
     metrics = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(StellaError, match=r"no checkpoint .* is whole"):
+    with pytest.raises(StellaError, match=r"all checkpoints .* are damaged"):
         resume(tmp_path, console=QUIET)
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
 

@@ -31,8 +31,8 @@ def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() ->
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("stream.size=64", r"stream\.size=64 would have to be 96"),
-        ("stream.seed=9", r"stream\.seed=9 would have to be 0"),
+        ("stream.size=64", r"stream\.size=64 must be 96"),
+        ("stream.seed=9", r"stream\.seed=9 must be 0"),
         ("model.frames=8", r"model\.frames=8 but the clips have 4"),
         ("model.preset=huge", r"unknown model 'huge'"),
         ("model.image_size=50", r"image_size=50 must be a positive multiple"),

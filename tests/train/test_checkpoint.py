@@ -86,7 +86,7 @@ def test_where_none_is_whole_nothing_begins_anew(tmp_path: Path) -> None:
     assert checkpoints.load() is None
     checkpoints.save(1, state(1)).write_bytes(b"torn")
     for _ in range(2):  # the second time it is no longer among those that are looked for
-        with pytest.raises(StellaError, match=r"no checkpoint .* is whole \(step-00000001-.*\.broken\)"):
+        with pytest.raises(StellaError, match=r"all checkpoints .* are damaged \(step-00000001-.*\.broken\)"):
             checkpoints.load()
     checkpoints.save(2, state(2))
     assert same(checkpoints.load(), state(2))
