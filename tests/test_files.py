@@ -224,7 +224,7 @@ def test_workers_do_not_inherit_a_lock(tmp_path: Path, method: str, monkeypatch:
         pool = Pool(open_locks, 1, 1, time_limit=60)
         pool.submit(0, str(tmp_path / "lock"))
         try:
-            assert pool.wait() == Done(0, False)
+            assert pool.wait() == Done(0, str(tmp_path / "lock"), False)
         finally:
             pool.close()
 

@@ -184,7 +184,8 @@ class Stream:
     def _run(self) -> Generator[Batch, None, None]:
         c, device = self.config, "cpu" if self.pooled else self.device
         maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
-        with closing(make(maker, self._jobs(), c.workers if self.pooled else 0, c.prefetch, c.time_limit)) as chunks:
+        jobs, workers = (self._jobs(), c.workers) if self.pooled else (maker.announced(self._jobs()), 0)
+        with closing(make(maker, jobs, workers, c.prefetch, c.time_limit)) as chunks:
             while self.position.task < len(self.sources):
                 yield from self._epoch(chunks)
 
@@ -226,9 +227,8 @@ class Stream:
 
     def _admit(self, chunk: Chunk, held: Held) -> None:
         """List a chunk's skipped clips, and stop if there are too many."""
-        before = sum(len(source) for source in self.sources[: self.position.task])
-        for index, error in chunk.skipped.items():
-            self.skipped.add(before + index, error)
+        for id, error in chunk.skipped.items():
+            self.skipped.add(id, error)
         held.chunks.append(chunk)
         tried, bad, most = held.tried, held.bad, self.config.most_bad
         ended = self.position.chunk + len(held.chunks) == self._chunks_of(self.sources[self.position.task])
