@@ -140,10 +140,10 @@ def test_the_tag_of_a_table_picks_its_dataclass(tmp_path: Path) -> None:
     [
         (["item.shape=sqare"], "unknown item.shape='sqare': did you mean square? (known: disc, square)"),
         (["item.shape=[1]"], "unknown item.shape=[1]"),
-        (["item.radus=1"], "unknown key item.radus: did you mean item.radius? (known for shape=disc: shape, name, rad"),
+        (["item.radus=1"], "unknown key item.radus: did you mean item.radius? (known: shape, name, rad"),
         (
             ["item.shape=square", "item.widht=1"],
-            "mean item.width? (known for shape=square: shape, name, width)",
+            "mean item.width? (known: shape, name, width)",
         ),
         (["item.width=1"], "item.width is not a key of item.shape=disc; leave it out, or set item.shape to square"),
         (["item.radius=x"], "item.radius must be a number, not 'x'"),

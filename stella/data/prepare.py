@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stella.clip import SAMPLE_RATE, Labels
 from stella.config import differences
-from stella.data.folder import find_videos, folder_labels, read_labels
+from stella.data.folder import find_videos, read_labels
 from stella.data.shards import ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import Done, Lost, Pool, Tick
@@ -85,7 +85,7 @@ def prepare(
     began = time.monotonic()
     src, dst, settings = Path(src), Path(dst), Settings(seconds, split, fps, size)
     files = find_videos(src)
-    table = read_labels(Path(labels_csv), src, files) if labels_csv else folder_labels(files)
+    table = read_labels(labels_csv, src, files)
     dst.mkdir(parents=True, exist_ok=True)
     with lock(dst / ".lock"), progress_bar(progress) as bar:
         sweep(dst)

@@ -122,7 +122,7 @@ class Cached:
 
     def __init__(self, source: BatchSource, device: Device = "cpu") -> None:
         self.source, self.device = source, torch.device(device)
-        self._made = torch.zeros(len(source), dtype=torch.bool)
+        self._made: set[int] = set()  # blocks
         self._columns: tuple[Tensor, Tensor] | None = None
         self._labels: dict[int, Labels] = {}
 
@@ -137,25 +137,18 @@ class Cached:
             self._labels[index] = labels_of(self.source, [index])[0]
         return self._labels[index]
 
-    def location(self, index: int) -> str:
-        return location_of(self.source, index)
-
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        wanted = torch.tensor(list(indices), dtype=torch.int64)
-        if missing := self._missing(wanted):
+        # Whole blocks are made, since a few large renderings cost less than many small ones.
+        if blocks := sorted({index // BLOCK for index in indices} - self._made):
+            missing = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
             made = self.source.tensors(missing, device)
             if self._columns is None:
                 frames, waveforms = (t.new_empty((len(self), *t.shape[1:]), device=self.device) for t in made)
                 self._columns = frames, waveforms
             for column, rows in zip(self._columns, made, strict=True):
                 column[torch.tensor(missing, device=self.device)] = rows.to(self.device)
-            self._made[missing] = True
+            self._made.update(blocks)
         assert self._columns is not None
-        frames, waveforms = (send(column[send(wanted, self.device)], device) for column in self._columns)
+        wanted = send(torch.tensor(list(indices)), self.device)
+        frames, waveforms = (send(column[wanted], device) for column in self._columns)
         return frames, waveforms
-
-    def _missing(self, wanted: Tensor) -> list[int]:
-        """The clips to make for these: whole blocks, since a few large renderings cost less than many small ones."""
-        blocks = sorted({index // BLOCK for index in wanted[~self._made[wanted]].tolist()})
-        around = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
-        return [index for index in around if not self._made[index]]

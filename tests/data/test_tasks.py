@@ -114,9 +114,9 @@ def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["data.source=packed", "data.path=x", "data.pixels=96"], "data.pixels is not a key of data.source=packed"),
         (
             ["data.source=folder", "data.path=x", "data.pixel=96"],
-            r"mean data.pixels\? \(known for source=folder",
+            r"mean data.pixels\? \(known: source",
         ),
-        (["data.clip=5"], r"did you mean data.clips\? \(known for source=scenes"),
+        (["data.clip=5"], r"did you mean data.clips\? \(known: source"),
         (["data.size=large"], r"data\.size='large'; choose one of scenes"),
         (["data.clips=0"], r"data\.clips=0 must be above 0"),
         (["data.source=shards", "data.path=x", "data.span=0"], r"data\.span=0\.0 must be above 0"),
