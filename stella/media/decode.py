@@ -9,6 +9,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
-from stella.media.files import check_time, open_media, video_of
+from stella.media.files import check_time, open_media
 
 # Seconds before the cut at which to look for a keyframe and early audio, one after the other; inf: the file's start.
 SEEK_BACK = (1.0, 10.0, math.inf)
@@ -44,7 +45,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.frames < 1 or self.size < 1:
             raise ConfigError(f"a plan needs frames and size of at least 1, not {self.frames} and {self.size}")
-        _check_cut(self.start, self.duration)
+        if not (0 <= self.start < math.inf and 0 < self.duration < math.inf):
+            raise ConfigError(f"a plan needs start ≥ 0 and duration > 0, not {self.start} and {self.duration}")
         if self.span is not None and not 0 < self.span < math.inf:
             raise ConfigError(f"a plan's span is a positive number of seconds or none, not {self.span}")
 
@@ -61,10 +63,7 @@ def decode(path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: 
     Each time takes the frame being shown then. The waveform covers the whole clip: it is zero where the file has no
     data (before the track begins, in a gap), as a player plays it, and shorter than the clip where the file ends.
     """
-
-    def times(begin: float, end: float) -> list[float]:
-        return plan.times(begin, end, window)
-
+    times = partial(plan.times, window=window)
     video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit)
     return Clip(str(path), video, audio)
 
@@ -73,9 +72,6 @@ def read_cut(
     path: Path | str, start: float, duration: float, fps: float, size: int, *, time_limit: float = 300.0
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
-    _check_cut(start, duration)
-    if not fps > 0 or size < 1:
-        raise ConfigError(f"fps and size must be positive, not {fps} and {size}")
 
     def times(begin: float, end: float) -> list[float]:
         return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
@@ -107,9 +103,11 @@ class _Cut:
 
     def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
         self.path, self.container, self.deadline = path, container, deadline
-        self.video: Any = video_of(container)
-        self.audio: Any = next(iter(container.streams.audio), None)
-        streams: dict[str, Any] = {"video": self.video, "audio": self.audio}
+        covers = [s for s in container.streams.video if s.disposition & s.disposition.attached_pic]
+        streams: dict[str, Any] = {
+            "video": next((s for s in container.streams.video if s not in covers), None),
+            "audio": next(iter(container.streams.audio), None),
+        }
         for kind, stream in streams.items():
             if stream is None:
                 raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
@@ -118,6 +116,7 @@ class _Cut:
         for stream in container.streams:
             if stream not in streams.values():
                 stream.discard = require("av.stream").Discard.all
+        self.video, self.audio = streams.values()
         self.video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
         self.video.codec_context.thread_count = 1
         self.tick = {stream.index: float(stream.time_base) for stream in streams.values()}
@@ -212,13 +211,12 @@ class _Cut:
     def pictures(self, times: Times, size: int) -> Tensor:
         """uint8 [N, 3, H, W], one for each wanted time."""
         packets = self.video_packets
-        shown = sorted(
-            (p.pts, i)
-            for i, p in enumerate(packets)
-            if p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt
-        )  # frames before the first keyframe depend on unread packets
+        # frames before the first keyframe depend on unread packets
+        usable = [(p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt) for p in packets]
+        shown = sorted((p.pts, i) for i, p in enumerate(packets) if usable[i])
+        empty = ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
         if not shown:
-            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
+            raise empty
         tick = self.tick[self.video.index]
         last, last_end = self._span(packets[shown[-1][1]])
         if last_end == last:  # some formats keep no durations
@@ -226,7 +224,7 @@ class _Cut:
         begin, end = max(self.begin, shown[0][0] * tick), min(self.end, last_end)
         self._check_reached(self.video, end)
         if end <= begin:
-            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
+            raise empty
         pts = [p for p, _ in shown]
         wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
         found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
@@ -281,11 +279,6 @@ class _Cut:
             reached = max(reached, *(self._span(p)[1] for p in both)) if both else reached
         if reached < min(self.end, stated) - SLACK:
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
-
-
-def _check_cut(start: float, duration: float) -> None:
-    if not (0 <= start < math.inf and 0 < duration < math.inf):
-        raise ConfigError(f"a clip starts at 0 s or later and has a length, not start={start} duration={duration}")
 
 
 def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -17,26 +17,22 @@ def open_media(path: Path, deadline: float) -> Iterator[Any]:
     """A PyAV container; FFmpeg's errors while it is open become `ClipError`."""
     _check_file(path)
     av = require("av")
-    left = max(0.001, deadline - time.monotonic())
+    left, opened = max(0.001, deadline - time.monotonic()), False
+    # "file:" and the whitelist keep FFmpeg from opening anything else that a name or a playlist mentions
+    options = {"protocol_whitelist": "file"}
     try:
-        # "file:" and the whitelist keep FFmpeg from opening anything else that a name or a playlist mentions
-        container = av.open(
-            f"file:{path}", options={"protocol_whitelist": "file"}, metadata_errors="replace", timeout=left
-        )
-    except av.error.ExitError as error:
-        raise _late(path) from error
-    except av.error.FFmpegError as error:
-        remedy = "it is damaged, truncated or of another format: fetch it again or leave it out"
-        raise ClipError(path, "not a media file", remedy) from error
-    try:
-        with container:
+        with av.open(f"file:{path}", options=options, metadata_errors="replace", timeout=left) as container:
+            opened = True
             if container.format.name in PLAYLISTS:
                 raise ClipError(path, "not a media file", "it is a playlist: give the paths of its videos")
             yield container
     except av.error.ExitError as error:
         raise _late(path) from error
     except av.error.FFmpegError as error:
-        raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
+        if opened:
+            raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
+        remedy = "it is damaged, truncated or of another format: fetch it again or leave it out"
+        raise ClipError(path, "not a media file", remedy) from error
 
 
 def _check_file(path: Path) -> None:
@@ -64,8 +60,3 @@ def check_time(path: Path, deadline: float) -> None:
 
 def _late(path: Path) -> ClipError:
     return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
-
-
-def video_of(container: Any) -> Any:
-    """The first video track that is not attached cover art."""
-    return next((s for s in container.streams.video if not s.disposition & s.disposition.attached_pic), None)
