@@ -6,6 +6,7 @@ import signal
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -224,14 +225,15 @@ def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(prepare, "read_cut", read)
     child = forked_run(videos, tmp_path / "dst")
-    deadline = time.monotonic() + 10
-    while not pids.exists() or len(pids.read_text().split()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while any(alive(int(pid)) for pid in pids.read_text().split()):
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -246,12 +248,13 @@ def alive(pid: int) -> bool:
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
     dst = tmp_path / "dst"
     run(videos / "a", dst)
-    with pytest.raises(StellaError, match=r"was filled with other settings: seconds was 1\.0 and is now 2\.0"):
-        run(videos / "a", dst, seconds=2.0)
-    with pytest.raises(StellaError, match="above 0"):
-        run(videos / "a", dst, seconds=0.0)
-    with pytest.raises(StellaError, match="is not a folder"):
-        run(tmp_path / "none", dst)
+    for src, seconds, says in (
+        (videos / "a", 2.0, r"was filled with other settings: seconds was 1\.0 and is now 2\.0"),
+        (videos / "a", 0.0, "above 0"),
+        (tmp_path / "none", 1.0, "is not a folder"),
+    ):
+        with pytest.raises(StellaError, match=says):
+            run(src, dst, seconds=seconds)
     with lock(dst / ".lock"):
         _, status = os.waitpid(forked_run(videos / "a", dst), 0)
     assert status != 0 and "is in use by process" in capfd.readouterr().err

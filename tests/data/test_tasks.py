@@ -106,16 +106,10 @@ def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["data.source=packed"], "data.source=packed needs clips of your own"),
         (["data.source=videos"], "unknown data.source='videos': did you mean"),
         (["data.source=shard"], r"did you mean shards\? \(known: scenes, folder, shards, packed\)"),
-        (
-            ["data.path=x"],
-            "is not a key of data.source=scenes; .* set data.source to folder or shards or packed",
-        ),
+        (["data.path=x"], "is not a key of data.source=scenes; .* set data.source to folder or shards or packed"),
         (["data.source=folder", "data.path=x", "data.clips=5"], "data.clips is not a key of data.source=folder"),
         (["data.source=packed", "data.path=x", "data.pixels=96"], "data.pixels is not a key of data.source=packed"),
-        (
-            ["data.source=folder", "data.path=x", "data.pixel=96"],
-            r"mean data.pixels\? \(known: source",
-        ),
+        (["data.source=folder", "data.path=x", "data.pixel=96"], r"mean data.pixels\? \(known: source"),
         (["data.clip=5"], r"did you mean data.clips\? \(known: source"),
         (["data.size=large"], r"data\.size='large'; choose one of scenes"),
         (["data.clips=0"], r"data\.clips=0 must be above 0"),

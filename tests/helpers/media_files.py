@@ -31,9 +31,9 @@ def write(
     codec: str = "libx264",
     pix_fmt: str = "yuv420p",
     options: dict[str, str] | None = None,
-    rotate: int | None = None,
     rate: int = 16_000,
     audio_codec: str = "aac",
+    audio_options: dict[str, str] | None = None,
     layout: str = "mono",
     audio_start: float = 0.0,
 ) -> Path:
@@ -44,10 +44,8 @@ def write(
             video.height, video.width = frames[0].shape[:2]
             video.pix_fmt = pix_fmt
             video.codec_context.time_base = Fraction(1, 1000) if times is not None else 1 / Fraction(fps)
-            if rotate is not None:
-                video.set_display_rotation(rotate)
         if audio is not None:
-            sound = out.add_stream(audio_codec, rate=rate, layout=layout)
+            sound = out.add_stream(audio_codec, rate=rate, layout=layout, options=audio_options or {})
         if frames is not None:
             for i, pixels in enumerate(frames):
                 frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
