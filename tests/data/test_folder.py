@@ -1,12 +1,15 @@
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.media_files import write_video
+from helpers.media_files import tone, write, write_video
 
 from stella.clip import Labels, Source, Windowed
 from stella.data.folder import Folder
+from stella.data.skipped import Skipped
+from stella.data.stream import Stream, StreamConfig
 from stella.errors import StellaError
 from stella.media.decode import Plan
 
@@ -89,3 +92,33 @@ def test_linked_folders_are_part_of_the_tree_and_circles_end(tmp_path: Path) -> 
     (root / "linked").symlink_to(real)
     (real / "back").symlink_to(root)
     assert Folder(root).files == ["linked/a.mp4"]
+
+
+def test_bad_files_are_skipped_counted_and_listed_in_a_stream(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    for number in range(9):
+        write_video(videos / f"good{number}.mp4", seed=number)
+    write_video(videos / "mute.mp4", sound=False)
+    write(videos / "blind.mp4", None, tone(1.0, 16_000))
+    (videos / "empty.mp4").touch()
+    (videos / "text.mp4").write_text("this is no video")
+    (videos / "lost.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    whole = (videos / "good0.mp4").read_bytes()
+    (videos / "cut.mp4").write_bytes(whole[: len(whole) // 3])
+    folder, skipped = Folder(videos, PLAN), Skipped(tmp_path / "skipped.jsonl")
+    config = StreamConfig(batch_size=4, size=28, spec_frames=64, most_bad=0.5)
+    batches = list(Stream([("all", folder)], config, skipped=skipped))
+    assert sorted(folder.files[i] for b in batches for i in b.ids) == [f"good{i}.mp4" for i in range(9)]
+    assert [len(batch) for batch in batches] == [4, 4, 1]  # a skipped clip shortens no batch but the last
+    for batch in batches:  # nothing became a constant in silence
+        assert (batch.video.float().flatten(1).std(1) > 1).all() and (batch.audio.flatten(1).std(1) > 0.1).all()
+    records = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    reasons = {Path(record["path"]).name: record["reason"] for record in records}
+    assert reasons.pop("cut.mp4") in ("not a media file", "truncated file")
+    assert reasons == {
+        "mute.mp4": "no audio track",
+        "blind.mp4": "no video track",
+        "empty.mp4": "empty file",
+        "text.mp4": "not a media file",
+        "lost.mp4": "broken link",
+    }

@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Plan, _Cut, decode, read_cut, read_duration
+from stella.media.decode import Plan, _Cut, decode, read_cut
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
@@ -32,9 +32,6 @@ def counting(count: int, step: int = 2) -> list[np.ndarray]:
 
 def level(i: int, step: int = 2) -> int:
     return 20 + step * i % 200
-
-
-# ── which frames ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -157,12 +154,6 @@ def test_read_cut_gives_a_fixed_rate(tmp_path: Path) -> None:
     assert len(read_cut(path, 0.0, 1.0, 8, 48)[0]) == 8
 
 
-def test_the_duration_is_read_without_decoding(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.mp4", counting(50), tone(2, 44100, 2), rate=44100, layout="stereo")
-    assert read_duration(path) == pytest.approx(2, abs=0.1)
-    assert read_duration(write(tmp_path / "b.mp4", counting(50), None)) == pytest.approx(2, abs=0.1)
-
-
 def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> None:
     """The B frames before its first keyframe lean on frames that were never recorded: they are not shown."""
     options = {"bf": "2", "g": "12", "qmin": "1", "qmax": "2", "sc_threshold": "1000000000"}
@@ -185,9 +176,6 @@ def test_edit_list_hides_the_first_frames(tmp_path: Path) -> None:
     content[place : place + 4] = (10 * 512).to_bytes(4, "big")
     path.write_bytes(content)
     assert levels(decode(path, Plan(0.0, 0.4, 2, 48, None)).video) == pytest.approx([20 + 3 * 12, 20 + 3 * 17], abs=2)
-
-
-# ── the picture ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def corners() -> np.ndarray:
@@ -251,9 +239,6 @@ def test_pixels_that_are_not_square(tmp_path: Path) -> None:
     with av.open(str(path)) as container:
         assert container.streams.video[0].sample_aspect_ratio == 2
     assert tuple(decode(path, Plan(size=48)).video.shape[-2:]) == (48, 96)  # 2.67 to 1, cropped to 2 to 1
-
-
-# ── the sound ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -348,9 +333,6 @@ def test_sound_after_a_seek_is_the_sound_of_the_whole(tmp_path: Path) -> None:
         expected = whole[round(3.3 * SAMPLE_RATE) :][: len(part)]
         assert len(part) == 1.5 * SAMPLE_RATE
         assert (part - expected).square().mean().sqrt() < 0.02 * expected.std()
-
-
-# ── real clips, and how much is read ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_real_clip(speech: Path) -> None:
