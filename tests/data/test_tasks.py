@@ -66,8 +66,8 @@ def test_a_folders_tasks_are_those_of_its_labels(folder: Callable[..., FolderCon
         assert sorted(clips(shown) + clips(held_out)) == [i for i in range(60) if "ba"[i % 2] == name]
         assert labels_of(shown, [0])[0].task == name
     assert [name for name, _ in replace(config, tasks=("b", "a")).train_tasks()] == ["b", "a"]
-    [(name, source)] = folder([""] * 20).train_tasks()  # without tasks it is one
-    assert (name, len(source)) == ("all", 14)
+    [(name, source)] = folder([""] * 60).train_tasks()  # without tasks it is one
+    assert (name, len(source)) == ("all", 50)
 
 
 def test_an_evaluation_set_that_is_given_is_never_cut(folder: Callable[..., FolderConfig]) -> None:
