@@ -12,6 +12,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -76,7 +77,7 @@ class Shards:
 
     def labels(self, index: int) -> Labels:
         _, entry = self._clips[index]
-        return Labels(name=entry.label, task=entry.task)
+        return Labels(entry.label, entry.task)
 
     def __getitem__(self, index: int) -> Clip:
         return self.clip(index)
@@ -89,19 +90,15 @@ class Shards:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
-                sound = len(head.offsets) - 1
-                picks = self._pick(sound, float(head.meta["fps"]), window)
+                sound, fps = len(head.offsets) - 1, float(head.meta["fps"])  # the frames come before the sound
+                times = Plan(frames=self.frames, span=self.span).times(0, sound / fps, window)
+                picks = [min(int(time * fps + 1e-6), sound - 1) for time in times]
                 parts = {member: head.read(file, member) for member in {*picks, sound}}
         except (OSError, DamagedSampleError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
         frames = decode_jpegs([parts[pick] for pick in picks], self.size)
         return Clip(entry.id, frames, decode_flac(parts[sound]), self.labels(index))
-
-    def _pick(self, stored: int, fps: float, window: float) -> list[int]:
-        """Which stored frames are shown at the times of a window."""
-        times = Plan(frames=self.frames, span=self.span).times(0, stored / fps, window)
-        return [min(int(time * fps + 1e-6), stored - 1) for time in times]
 
 
 def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
@@ -209,16 +206,12 @@ def read_head(file: BinaryIO, offset: int) -> Head:
 def scan(path: Path) -> tuple[list[Entry], int]:
     """The whole samples at the beginning of a shard, checked to the last byte, and where they end."""
     entries: list[Entry] = []
-    end = 0
-    with path.open("rb") as file:
-        total = path.stat().st_size
+    end, total = 0, path.stat().st_size
+    with path.open("rb") as file, suppress(DamagedSampleError):
         while end < total:
-            try:
-                head = read_head(file, end)
-                for member in range(len(head.offsets)):
-                    head.read(file, member)
-            except DamagedSampleError:
-                break
+            head = read_head(file, end)
+            for member in range(len(head.offsets)):
+                head.read(file, member)
             if head.end > total:  # the padding of its last file is missing
                 break
             entries.append(_entry(head.meta, end))

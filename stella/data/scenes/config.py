@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from stella.clip import Device, Source
+from stella.clip import Device
 from stella.data.scenes.audit import audit
 from stella.data.scenes.classes import TASKS
 from stella.data.scenes.source import SIZES, Scenes
@@ -58,14 +58,11 @@ class ScenesConfig(SourceConfig):
         return dict(_ceilings(replace(self, cache="off", clips=1)))
 
     def _tasks(self, split: str, clips: int, device: Device, cache: bool) -> Tasks:
+        names = self.tasks or TASKS
+        if not (cache and self.cached):
+            return [(name, Scenes(name, split, clips, size=self.size, seed=self.seed)) for name in names]
         place = str(device if self.cache == "device" else "cpu")
-
-        def task(name: str) -> Source:
-            if cache and self.cached:
-                return _cached(name, split, clips, self.size, self.seed, place)
-            return Scenes(name, split, clips, size=self.size, seed=self.seed)
-
-        return [(name, task(name)) for name in self.tasks or TASKS]
+        return [(name, _cached(name, split, clips, self.size, self.seed, place)) for name in names]
 
 
 @lru_cache(maxsize=2 * len(TASKS))
