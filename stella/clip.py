@@ -7,11 +7,13 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+Device = torch.device | str
+
 SAMPLE_RATE = 16_000
 MIDDLE = 0.5  # where a clip's frames come from unless a window is drawn: 0 is its beginning, 1 its end
 
 
-def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+def send(tensor: Tensor, device: Device) -> Tensor:
     """The tensor on that device, without host synchronisation."""
     if torch.device(device).type == "cuda" and not tensor.is_cuda:
         tensor = tensor.pin_memory()
@@ -50,7 +52,7 @@ class Batch:
     def __getitem__(self, rows: Tensor | slice) -> "Batch":
         return Batch(self.video[rows], self.audio[rows], self.ids[rows])
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: Device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=True) for t in (self.video, self.audio, self.ids)))
 
     def pin_memory(self) -> "Batch":
@@ -58,11 +60,8 @@ class Batch:
 
     @staticmethod
     def cat(batches: Sequence["Batch"]) -> "Batch":
-        return Batch(
-            torch.cat([b.video for b in batches]),
-            torch.cat([b.audio for b in batches]),
-            torch.cat([b.ids for b in batches]),
-        )
+        columns = zip(*((b.video, b.audio, b.ids) for b in batches), strict=True)
+        return Batch(*map(torch.cat, columns))
 
 
 @runtime_checkable
@@ -87,29 +86,27 @@ class Windowed(Source, Protocol):
 class BatchSource(Source, Protocol):
     """A source that makes many clips at once, faster than one by one, on any device. It skips no clip."""
 
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
         """Frames uint8 [B, T, 3, H, W] and waveforms float32 [B, S] of these clips."""
         ...
 
 
 @runtime_checkable
 class ArraySource(BatchSource, Protocol):
-    """A batch source that only copies stored tensors, so worker processes would not make it faster."""
+    """A batch source that only copies stored tensors, so worker processes would not make it faster.
+
+    `windows` are those of `Windowed.clip`, one for each clip; None: the middle.
+    """
 
     def tensors(
-        self,
-        indices: Sequence[int],
-        device: torch.device | str = "cpu",
-        windows: Sequence[float] | None = None,  # as in `Windowed.clip`, one for each clip; None: the middle
+        self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
         """The number of samples of each clip's waveform, int64 [B]; the rest of its row is padding."""
         ...
 
-    def expect(
-        self, indices: Sequence[int], device: torch.device | str = "cpu", windows: Sequence[float] | None = None
-    ) -> None:
+    def expect(self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None) -> None:
         """Begin to read what `tensors` will be asked for next."""
         ...
 

@@ -7,6 +7,7 @@ A union of dataclasses is a choice: their first field, which all share, is a tag
 of them. `data.source=folder` builds the dataclass whose `source` is "folder"; without a tag the first is built.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import tomllib
@@ -14,7 +15,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from stella.errors import ConfigError
 
@@ -40,19 +41,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
     """A dataclass from a tree of plain values, checked key by key."""
-    hints, names = typing.get_type_hints(cls), _names(cls)
+    hints, names, absent = typing.get_type_hints(cls), _names(cls), dataclasses.MISSING
     for key in tree:
         if key not in names:
             raise ConfigError(f"unknown key {path}{key}: {_nearest(key, names, path)} (known: {', '.join(names)})")
     values = {key: convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
-    if missing := [f"{path}{name}" for name in _required(cls) if name not in values]:
+    fields = [f for f in dataclasses.fields(cast(Any, cls)) if f.init and f.name not in values]
+    if missing := [f"{path}{f.name}" for f in fields if f.default is absent and f.default_factory is absent]:
         raise ConfigError(f"{path.rstrip('.') or 'this table'} is incomplete: add {', '.join(missing)}")
     return cls(**values)
-
-
-def _required(cls: Any) -> list[str]:
-    absent = dataclasses.MISSING
-    return [f.name for f in dataclasses.fields(cls) if f.init and f.default is absent and f.default_factory is absent]
 
 
 def _names(cls: Any) -> list[str]:
@@ -124,9 +121,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
             raise ConfigError(f"{path} must have {len(kinds)} entries, not {len(value)}")
         return tuple(convert(v, kind, f"{path}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
     if dataclasses.is_dataclass(hint):
-        if isinstance(value, Mapping):
-            return build(typing.cast("type[Any]", hint), value, f"{path}.")
-        raise ConfigError(_not_a_table(value, path))
+        return _convert_table(value, [hint], path)
     if hint is dict or origin is dict:
         if isinstance(value, Mapping):
             return dict(value)
@@ -144,44 +139,35 @@ def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
         return None
     kinds = [a for a in args if a is not types.NoneType]
     if len(kinds) > 1 and all(map(dataclasses.is_dataclass, kinds)):
-        return _convert_choice(value, kinds, path)
-    failures: list[ConfigError] = []
+        return _convert_table(value, kinds, path)
+    if len(kinds) == 1:
+        return convert(value, kinds[0], path)
     for kind in kinds:
-        try:
+        with contextlib.suppress(ConfigError):
             return convert(value, kind, path)
-        except ConfigError as error:
-            failures.append(error)
-    if len(failures) == 1:
-        raise failures[0]
     raise ConfigError(f"{path} must be {' or '.join(_describe(k) for k in kinds)}, not {value!r}")
 
 
-def _convert_choice(tree: Any, kinds: Sequence[Any], path: str) -> Any:
-    """The dataclass whose tag the tree names, built from the tree."""
+def _convert_table(tree: Any, kinds: Sequence[Any], path: str) -> Any:
+    """A dataclass built from the tree. If there are several kinds, the tree's tag names one."""
     if not isinstance(tree, Mapping):
-        raise ConfigError(_not_a_table(tree, path))
+        raise ConfigError(f"{path} must be a table, not {tree!r}; set its keys as {path}.key=value")
+    if len(kinds) == 1:
+        return build(kinds[0], tree, f"{path}.")
     tag = dataclasses.fields(kinds[0])[0].name
-    by_tag = {dataclasses.fields(kind)[0].default: kind for kind in kinds}
+    by_tag = {str(dataclasses.fields(kind)[0].default): kind for kind in kinds}
     chosen = tree.get(tag, next(iter(by_tag)))
     if chosen not in list(by_tag):
-        nearest = _nearest(str(chosen), [str(name) for name in by_tag])
-        raise ConfigError(f"unknown {path}.{tag}={chosen!r}: {nearest} (known: {', '.join(map(str, by_tag))})")
-    names = _names(by_tag[chosen])
+        nearest = _nearest(str(chosen), list(by_tag))
+        raise ConfigError(f"unknown {path}.{tag}={chosen!r}: {nearest} (known: {', '.join(by_tag)})")
     for key in tree:
-        if key in names:
-            continue
-        if owners := [str(name) for name, kind in by_tag.items() if key in _names(kind)]:
+        owners = [name for name, kind in by_tag.items() if key in _names(kind)]
+        if owners and chosen not in owners:
             raise ConfigError(
                 f"{path}.{key} is not a key of {path}.{tag}={chosen}; leave it out, "
                 f"or set {path}.{tag} to {' or '.join(owners)}"
             )
-        nearest = _nearest(key, names, f"{path}.")
-        raise ConfigError(f"unknown key {path}.{key}: {nearest} (known for {tag}={chosen}: {', '.join(names)})")
     return build(by_tag[chosen], tree, f"{path}.")
-
-
-def _not_a_table(value: Any, path: str) -> str:
-    return f"{path} must be a table, not {value!r}; set its keys as {path}.key=value"
 
 
 def _describe(hint: Any) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
 from stella.errors import StellaError
 
@@ -80,53 +81,58 @@ def sweep(folder: Path) -> None:
         left.unlink()
 
 
-class Lines:
-    """A JSON-lines file to append to. Each line is written at once, whole or not at all."""
+class Appended:
+    """A file that grows by whole pieces. A piece that the disk has no room for leaves nothing behind."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        self._cut(path.read_bytes().rfind(b"\n") + 1)  # a kill can tear the last line
+    def __init__(self, path: Path, end: int) -> None:
+        """Continue after the first `end` bytes; the rest is cut off."""
+        self._file, self.end = path.open("ab", buffering=0), end
+        self._file.truncate(end)
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        rest = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        before = self._file.tell()
+    def append(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
             while rest:  # a nearly full disk accepts a part and refuses the rest
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            self._cut(before)
+            self._file.truncate(self.end)
             raise
+        self.end += len(data)
 
     def sync(self) -> int:
-        """Force all lines to the disk; returns the file's length in bytes."""
+        """Force everything to the disk; returns the file's length in bytes."""
         os.fsync(self._file.fileno())
-        return self._file.tell()
+        return self.end
 
     def close(self) -> None:
         self._file.close()
 
-    def _cut(self, length: int) -> None:
-        self._file.truncate(length)
-        self._file.seek(length)
+
+class Lines(Appended):
+    """A JSON-lines file to append to. A last line torn by a kill is removed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        self.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def read_lines(path: Path) -> list[Line]:
     """The whole lines of a JSON-lines file; empty if there is no file. A torn last line is ignored."""
     if not path.exists():
         return []
+    lines: list[Line] = []
     *complete, _ = path.read_bytes().split(b"\n")
-    return [_parse(line, path, number) for number, line in enumerate(complete, 1)]
+    for number, line in enumerate(complete, 1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise StellaError(f"line {number} of {path} is damaged ({error}); restore or remove it") from error
+    return lines
 
 
-def _parse(line: bytes, path: Path, number: int) -> Line:
-    try:
-        parsed: Line = json.loads(line)
-    except ValueError as error:
-        raise StellaError(f"line {number} of {path} is damaged ({error}); restore it or remove that line") from error
-    return parsed
-
-
-_held: set[IO[str]] = set()
+_locks: WeakSet[IO[str]] = WeakSet()  # all open ones, for forked children to close
 
 
 @contextmanager
@@ -138,11 +144,11 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """
     file = _locked(path, wait)
     try:
+        file.truncate(0)  # a killed holder leaves its number there
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
     finally:
-        _held.discard(file)
         if not file.closed:  # a forked child closed its copy
             file.truncate(0)
             file.close()
@@ -151,38 +157,28 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 def _locked(path: Path, wait: bool) -> IO[str]:
     while True:
         file = path.open("a+", encoding="utf-8")
-        _held.add(file)
+        _locks.add(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.truncate(0)
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
         except BlockingIOError as error:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            _drop(file)
+            with file:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
             raise StellaError(
                 f"{path.parent} is in use by process {holder}; wait for it, stop it, or choose another folder"
             ) from error
-        except BaseException:
-            _drop(file)
-            raise
-        _drop(file)  # its holder removed the file while we waited: lock the new one
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()  # its holder removed the file while we waited: lock the new one
 
 
-def _drop(file: IO[str]) -> None:
-    _held.discard(file)
-    file.close()
-
-
-def _forget_locks() -> None:
-    """In a forked child: the lock is held as long as any process has the open file, so close the child's copies."""
-    for file in _held:
+def _close_locks() -> None:
+    """In a forked child: a lock is held as long as any process has the open file."""
+    for file in _locks:
         file.close()
-    _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_locks)
+os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager

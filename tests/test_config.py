@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stella.config import build, differences, read_toml, resolve, to_tree
@@ -55,11 +55,13 @@ def test_file_then_overrides(tmp_path: Path) -> None:
     file.write_text('seed = 3\ntasks = ["a", "b"]\n[train]\nlr = 1e-3\n')
     config = resolve(Outer, file, ["seed=4", "train.betas=[0.9, 1]", "limit=7", "path=x/y", "name=a b"])
     assert config == Outer(4, "a b", False, 7, Path("x/y"), ("a", "b"), Inner(1e-3, (0.9, 1.0)))
+    assert resolve(Outer, overrides=["limit=5", "limit=none"]).limit is None
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
+        ("seed=1 seed.x=2", "is a value, not a table"),
         ("sed=1", "did you mean seed?"),
         ("train.lrr=1", "did you mean train.lr?"),
         ("seed=1.5", "seed must be an integer"),
@@ -68,7 +70,7 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("train.lr=high", "train.lr must be a number, not 'high'"),
         ("train.kind=rmsprop", "'adam', 'sgd'"),
         ("train.betas=[1]", "train.betas must have 2 entries, not 1"),
-        ('train.betas=[1, "x"]', "train.betas[1] must be a number"),
+        ('train.betas=[1,"x"]', "train.betas[1] must be a number"),
         ("train=5", "train must be a table"),
         ("seed.deep=5", "seed must be an integer"),
         ("limit=x", "limit must be an integer"),
@@ -78,30 +80,20 @@ def test_file_then_overrides(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_refused(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        resolve(Outer, overrides=[override])
+        resolve(Outer, overrides=override.split())
     assert said in str(refusal.value)
-
-
-def test_a_value_has_no_sub_keys() -> None:
-    with pytest.raises(ConfigError, match="is a value, not a table"):
-        resolve(Outer, overrides=["seed=1", "seed.x=2"])
-
-
-def test_none_is_spelled() -> None:
-    assert resolve(Outer, overrides=["limit=5", "limit=none"]).limit is None
 
 
 def test_unreadable_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_toml(tmp_path / "missing.toml")
-    (tmp_path / "broken.toml").write_text("seed = = 3")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        read_toml(tmp_path / "broken.toml")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        read_toml(tmp_path / "binary.toml")
+    for content in (b"seed = = 3", b"\xff\xfe\x00"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match="not valid TOML"):
+            read_toml(tmp_path / "broken.toml")
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.builds(
         Outer,
@@ -140,11 +132,8 @@ def test_the_tag_of_a_table_picks_its_dataclass(tmp_path: Path) -> None:
     [
         (["item.shape=sqare"], "unknown item.shape='sqare': did you mean square? (known: disc, square)"),
         (["item.shape=[1]"], "unknown item.shape=[1]"),
-        (["item.radus=1"], "unknown key item.radus: did you mean item.radius? (known for shape=disc: shape, name, rad"),
-        (
-            ["item.shape=square", "item.widht=1"],
-            "mean item.width? (known for shape=square: shape, name, width)",
-        ),
+        (["item.radus=1"], "unknown key item.radus: did you mean item.radius? (known: shape, name, rad"),
+        (["item.shape=square", "item.widht=1"], "mean item.width? (known: shape, name, width)"),
         (["item.width=1"], "item.width is not a key of item.shape=disc; leave it out, or set item.shape to square"),
         (["item.radius=x"], "item.radius must be a number, not 'x'"),
         (["item=5"], "item must be a table, not 5; set its keys as item.key=value"),

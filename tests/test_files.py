@@ -10,21 +10,10 @@ from pathlib import Path
 import pytest
 from helpers.disk import small_disk
 
+from stella import files
 from stella.data.workers import Done, Pool, Tick
 from stella.errors import StellaError
-from stella.files import (
-    Lines,
-    explain_full_disk,
-    lock,
-    read_json,
-    read_lines,
-    sweep,
-    temporary,
-    whole,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from stella.files import Lines, lock, read_json, read_lines, write_bytes, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -50,6 +39,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_json(tmp_path / "c") == {"a": [1, None, "ö"]} and "ö" in (tmp_path / "c").read_text(encoding="utf-8")
     write_json(tmp_path / "c", {})
     assert read_json(tmp_path / "c") == {} and names(tmp_path) == ["a", "b", "c"]
+    with files.temporary(tmp_path / "a") as one, files.temporary(tmp_path / "a") as other:
+        assert one != other and one.parent == tmp_path  # two writers of one file
     plain = tmp_path / "plain"
     plain.touch()
     assert {path.stat().st_mode for path in tmp_path.iterdir()} == {plain.stat().st_mode}  # as any other file's
@@ -73,7 +64,7 @@ def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
     write_text(path, "old")
 
     def fail() -> None:
-        with whole(path) as fresh:
+        with files.whole(path) as fresh:
             fresh.write_text("half")
             raise KeyboardInterrupt
 
@@ -82,14 +73,14 @@ def test_a_failed_or_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "old" and names(tmp_path) == ["a.json"]
 
     def die() -> None:
-        with whole(path) as fresh:
+        with files.whole(path) as fresh:
             fresh.write_text("half")
             os._exit(0)
 
     assert child(die) == 0
     assert path.read_text() == "old" and len(names(tmp_path)) == 2  # killed between write and rename
     (tmp_path / "other.tmp").touch()
-    sweep(tmp_path)
+    files.sweep(tmp_path)
     assert names(tmp_path) == ["a.json", "other.tmp"]
 
 
@@ -98,15 +89,10 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     with small_disk(1000), pytest.raises(OSError):
         write_bytes(tmp_path / "a", bytes(2000))
     assert (tmp_path / "a").read_text() == "old" and names(tmp_path) == ["a"]
-    with small_disk(1000), pytest.raises(StellaError, match="free some space"), explain_full_disk(tmp_path):
+    with small_disk(1000), pytest.raises(StellaError, match="free some space"), files.explain_full_disk(tmp_path):
         write_bytes(tmp_path / "a", bytes(2000))
-    with pytest.raises(FileNotFoundError), explain_full_disk(tmp_path):
+    with pytest.raises(FileNotFoundError), files.explain_full_disk(tmp_path):
         write_bytes(tmp_path / "none" / "a", b"")
-
-
-def test_two_writers_of_one_file_do_not_share_a_temporary_one(tmp_path: Path) -> None:
-    with temporary(tmp_path / "a") as one, temporary(tmp_path / "a") as other:
-        assert one != other and one.parent == tmp_path
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -141,10 +127,8 @@ def test_a_full_disk_takes_a_line_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 HOLD = """
-import sys, time
-from pathlib import Path
-from stella.files import lock
-with lock(Path(sys.argv[1])):
+import sys, time, pathlib, stella.files
+with stella.files.lock(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -201,8 +185,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
 
 def test_a_child_that_leaves_the_block_releases_nothing(tmp_path: Path) -> None:
     with lock(tmp_path / "lock"):
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             os.waitpid(pid, 0)
             assert held_by_another(tmp_path / "lock")
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
@@ -212,7 +195,7 @@ def test_a_child_that_leaves_the_block_releases_nothing(tmp_path: Path) -> None:
 
 def open_locks(job: str, tick: Tick) -> bool:
     """In a worker: whether a descriptor of the lock file is open."""
-    return any(job == str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
+    return any(job == str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -224,7 +207,7 @@ def test_workers_do_not_inherit_a_lock(tmp_path: Path, method: str, monkeypatch:
         pool = Pool(open_locks, 1, 1, time_limit=60)
         pool.submit(0, str(tmp_path / "lock"))
         try:
-            assert pool.wait() == Done(0, False)
+            assert pool.wait() == Done(0, str(tmp_path / "lock"), False)
         finally:
             pool.close()
 

@@ -39,7 +39,7 @@ class Folder:
     def __init__(self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None) -> None:
         self.root, self.plan = Path(root), plan or Plan()
         self.files = find_videos(self.root)
-        self._labels = read_labels(Path(labels_csv), self.root, self.files) if labels_csv else folder_labels(self.files)
+        self._labels = read_labels(labels_csv, self.root, self.files)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -84,17 +84,17 @@ def find_videos(root: Path) -> list[str]:
     return sorted(found)
 
 
-def folder_labels(files: list[str]) -> dict[str, Labels]:
-    """The name of each file's folder as its class."""
-    return {file: Labels(name=Path(file).parent.name or None) for file in files}
+def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[str, Labels]:
+    """Labels by file: those of a CSV, or without one the names of the files' folders.
 
-
-def read_labels(path: Path, root: Path, files: list[str]) -> dict[str, Labels]:
-    """The labels of a CSV by file. A row with an unknown or repeated file is an error, so that no label is lost."""
+    A row with an unknown or repeated file is an error, so that no label is lost.
+    """
+    if not path:
+        return {file: Labels(name=Path(file).parent.name or None) for file in files}
     known = set(files)
     labels: dict[str, Labels] = {}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
+        with Path(path).open(encoding="utf-8-sig", newline="") as text:
             rows = [(number, row) for number, row in enumerate(csv.reader(text, skipinitialspace=True), 1) if row]
     except OSError as error:
         raise StellaError(f"{path} cannot be read ({error.strerror}); check the path") from error

@@ -3,9 +3,9 @@
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.clip import MIDDLE, Source, Windowed
-from stella.data.chunk import Chunk, Job, Maker, make
+from stella.data.chunk import Job, make, read_clip
 from stella.data.packed import FRAMES, LENGTHS, SCALE, VERSION, WAVEFORMS, Header
 from stella.data.prepare import Summary, progress_bar
 from stella.data.skipped import Skipped, in_words
@@ -49,12 +49,12 @@ def pack(
     """
     began, out = time.monotonic(), Path(out)
     tasks = list(clips) if isinstance(clips, Sequence) else [(None, clips)]
-    sources = [source for _, source in tasks]
-    _check(out, sources, windows)
+    _check(out, [source for _, source in tasks], windows)
+    size = size or with_margin(pixels)
+    samples = LENGTH + SHIFT * (spec_frames - 1)  # what filterbanks of this many frames need
+    cutter = _Cutter(tasks, size, width or size, samples, windows)
     workers = (os.cpu_count() or 1) if workers is None else workers
-    cutter = _Cutter(
-        sources, size or with_margin(pixels), spec_frames, 0, False, 0, width=width, windows=_positions(windows)
-    )
+    header = Header(VERSION, pixels, spec_frames, [], samples, windows)
     fresh = out.with_name(out.name + ".tmp")
     fresh.mkdir(parents=True, exist_ok=True)
     with lock(fresh / ".lock"):
@@ -63,9 +63,10 @@ def pack(
                 if old.name != ".lock":
                     old.unlink()
             skipped = Skipped(fresh / "skipped.jsonl")
-            header = Header(VERSION, pixels, spec_frames, [], _samples(spec_frames), windows)
-            with closing(make(cutter, _jobs(sources), workers, 2, time_limit)) as chunks:
-                header = _write(chunks, [name for name, _ in tasks], sources, fresh, header, skipped, progress)
+            with closing(make(cutter, cutter.jobs(), workers, 2, time_limit)) as chunks, progress_bar(progress) as bar:
+                made = (clip for chunk in chunks for clip in chunk.items())
+                total = sum(len(source) for _, source in tasks)
+                _write(bar.track(made, total, description="packing"), fresh, header, skipped)
             if not header.ids:
                 raise StellaError(f"no clip could be used for {out}; skipped: {in_words(skipped.counts)}")
             write_json(fresh / "clips.json", asdict(header))
@@ -74,8 +75,8 @@ def pack(
         except BaseException:
             shutil.rmtree(fresh)
             raise
-    total = sum(path.stat().st_size for path in out.iterdir())
-    return Summary(len(header.ids), len(header.ids), skipped.counts, total, time.monotonic() - began)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    return Summary(len(header.ids), len(header.ids), skipped.counts, size, time.monotonic() - began)
 
 
 def _check(out: Path, sources: Sequence[Source], windows: int) -> None:
@@ -85,17 +86,6 @@ def _check(out: Path, sources: Sequence[Source], windows: int) -> None:
         raise StellaError(f"windows={windows} must be odd and positive: evaluation takes the middle one")
     if windows > 1 and not all(isinstance(source, Windowed) for source in sources):
         raise StellaError(f"windows={windows}, but these clips have one window each; leave it out")
-
-
-def _positions(windows: int) -> tuple[float, ...]:
-    """Windows spread evenly from the beginning of a clip (0) to its end (1); the middle one if there is one."""
-    return tuple(k / (windows - 1) for k in range(windows)) if windows > 1 else (MIDDLE,)
-
-
-def _jobs(sources: Sequence[Source]) -> Iterator[Job]:
-    for task, source in enumerate(sources):
-        for number, start in enumerate(range(0, len(source), CHUNK)):
-            yield Job(task, 0, number, range(start, min(start + CHUNK, len(source))))
 
 
 @dataclass(frozen=True)
@@ -108,87 +98,67 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Rows(Chunk):
-    task: int = 0
-    rows: Sequence[_Row] = ()
+class _Cutter:
+    """Makes the rows of clips, by their number among the clips of all tasks."""
+
+    tasks: Sequence[tuple[str | None, Source]]
+    height: int
+    width: int
+    samples: int
+    windows: int
+
+    def jobs(self) -> Iterator[Job]:
+        for task, (_, source) in enumerate(self.tasks):
+            for chunk, start in enumerate(range(0, len(source), CHUNK)):
+                yield Job(task, 0, chunk, range(start, min(start + CHUNK, len(source))))
+
+    def __call__(self, job: Job, tick: Tick) -> dict[int, _Row | ClipError]:
+        before = sum(len(source) for _, source in self.tasks[: job.task])
+        made: dict[int, _Row | ClipError] = {}
+        for position, index in enumerate(job.indices):
+            try:
+                made[before + index] = self._row(job, position, tick)
+            except ClipError as error:
+                made[before + index] = error
+        return made
+
+    def _row(self, job: Job, position: int, tick: Tick) -> _Row:
+        task, source = self.tasks[job.task]
+        # Windows are spread evenly from the beginning of the clip to its end.
+        places = [k / (self.windows - 1) for k in range(self.windows)] if self.windows > 1 else [MIDDLE]
+        clips = [read_clip(source, job, position, place, tick) for place in places]
+        clip = clips[0]
+        samples = (clip.audio[: self.samples] * SCALE).round().clamp(-SCALE, SCALE - 1).to(torch.int16)
+        frames = torch.stack([_cover(clip.video, self.height, self.width) for clip in clips])
+        return _Row(clip.id, clip.labels.name, task or clip.labels.task, frames, samples)
 
 
-@dataclass(frozen=True)
-class _Cutter(Maker):
-    """Makes the rows of a chunk's clips."""
-
-    width: int | None = None
-    windows: tuple[float, ...] = (MIDDLE,)
-
-    def __call__(self, job: Job, tick: Tick) -> _Rows:
-        skipped: dict[int, ClipError] = {}
-        rows = [self._row(job, position, tick, skipped) for position in range(len(job.indices))]
-        return _Rows(None, skipped, job.task, [row for row in rows if row])
-
-    def expect(self, job: Job) -> None:
-        pass  # clips are read one by one
-
-    def _row(self, job: Job, position: int, tick: Tick, skipped: dict[int, ClipError]) -> _Row | None:
-        clips = [self.good_clip(job, position, window, tick, skipped) for window in self.windows]
-        good = [clip for clip in clips if clip]
-        if len(good) < len(clips):
-            return None
-        audio, labels = good[0].audio[: _samples(self.spec_frames)], good[0].labels
-        samples = (audio * SCALE).round().clamp(-SCALE, SCALE - 1).to(torch.int16)
-        frames = torch.stack([_cover(clip.video, self.size, self.width or self.size) for clip in good])
-        return _Row(good[0].id, labels.name, labels.task, frames, samples)
-
-
-def _write(
-    chunks: Iterator[Chunk],
-    names: Sequence[str | None],
-    sources: Sequence[Source],
-    folder: Path,
-    header: Header,
-    skipped: Skipped,
-    progress: bool,
-) -> Header:
-    """Write the arrays; returns their header."""
-    before = [sum(len(source) for source in sources[:task]) for task in range(len(sources) + 1)]
+def _write(clips: Iterable[tuple[int, _Row | ClipError]], folder: Path, header: Header, skipped: Skipped) -> None:
+    """Write the arrays, list skipped clips, and add the others to the header. The first sets the shape of frames."""
     with ExitStack() as stack:
-        bar = stack.enter_context(progress_bar(progress))
-        shown = bar.add_task("packing", total=before[-1])
-        files = {name: stack.enter_context((folder / name).open("wb")) for name in (FRAMES, WAVEFORMS, LENGTHS)}
-        for chunk in chunks:
-            assert isinstance(chunk, _Rows)
-            for index, error in chunk.skipped.items():
-                skipped.add(before[chunk.task] + index, error)
-            for row in chunk.rows:
-                header = _with_row(header, row, names[chunk.task])
-                padded = F.pad(row.samples, (0, header.samples - len(row.samples)))
-                files[FRAMES].write(row.frames.numpy().data)
-                files[WAVEFORMS].write(padded.numpy().astype("<i2").data)
-                files[LENGTHS].write(np.array(len(row.samples), "<i8").tobytes())
-            bar.advance(shown, len(chunk.rows) + len(chunk.skipped))
-        for file in files.values():
+        files = [stack.enter_context((folder / name).open("wb")) for name in (FRAMES, WAVEFORMS, LENGTHS)]
+        for number, row in clips:
+            if isinstance(row, ClipError):
+                skipped.add(number, row)
+                continue
+            shape = list(row.frames.shape[1:])
+            if not header.frames:
+                header.frames.extend(shape)
+            if shape != header.frames:
+                raise StellaError(
+                    f"{row.id} has {shape[0]} frames and the clips before it {header.frames[0]}; "
+                    "give its source one number of frames for all"
+                )
+            header.ids.append(row.id)
+            header.names.append(row.name)
+            header.tasks.append(row.task)
+            padded = F.pad(row.samples, (0, header.samples - len(row.samples)))
+            arrays = (row.frames.numpy(), padded.numpy().astype("<i2"), np.array(len(row.samples), "<i8"))
+            for file, array in zip(files, arrays, strict=True):
+                file.write(array.data)
+        for file in files:
             file.flush()
             os.fsync(file.fileno())
-    return header
-
-
-def _with_row(header: Header, row: _Row, task: str | None) -> Header:
-    """The header with one more clip; the first clip sets the shape of frames."""
-    shape = list(row.frames.shape[1:])
-    header = header if header.frames else replace(header, frames=shape)
-    if shape != header.frames:
-        raise StellaError(
-            f"{row.id} has {shape[0]} frames and the clips before it {header.frames[0]}; "
-            "give its source one number of frames for all"
-        )
-    header.ids.append(row.id)
-    header.names.append(row.name)
-    header.tasks.append(task or row.task)
-    return header
-
-
-def _samples(spec_frames: int) -> int:
-    """The samples that filterbanks of this many frames need."""
-    return LENGTH + SHIFT * (spec_frames - 1)
 
 
 def _cover(video: Tensor, height: int, width: int) -> Tensor:

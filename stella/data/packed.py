@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Labels, send
+from stella.clip import MIDDLE, Clip, Device, Labels, send
 from stella.data.tasks import FilesConfig, Sizes
 from stella.errors import StellaError
 from stella.files import read_json
@@ -55,21 +55,16 @@ class Header:
     names: list[str | None] = field(default_factory=list)
     tasks: list[str | None] = field(default_factory=list)
 
-    def rows(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of a clip's row in each array."""
-        return {FRAMES: ("u1", (self.windows, *self.frames)), WAVEFORMS: ("<i2", (self.samples,)), LENGTHS: ("<i8", ())}
-
 
 class Packed:
     """The clips of a folder that `pack` filled, in its order. Batches are read ahead by a thread."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self.header = read_header(self.root)
-        arrays = {name: self._open(name, *row) for name, row in self.header.rows().items()}
-        self._frames, self._waveforms = arrays[FRAMES], arrays[WAVEFORMS]
-        self._frames = self._frames.reshape(-1, *self.header.frames)  # [N * K, T, 3, H, W]
-        self._lengths = torch.from_numpy(np.array(arrays[LENGTHS]))
+        self.header = header = read_header(self.root)
+        self._frames = self._open(FRAMES, "u1", len(self) * header.windows, *header.frames)  # [N * K, T, 3, H, W]
+        self._waveforms = self._open(WAVEFORMS, "<i2", len(self), header.samples)
+        self._lengths = torch.from_numpy(np.array(self._open(LENGTHS, "<i8", len(self))))
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[object, ...], Future[tuple[Tensor, Tensor]]] = {}
         self._sent: deque[torch.cuda.Event] = deque()
@@ -107,9 +102,7 @@ class Packed:
         windows = [MIDDLE] * len(indices) if windows is None else windows
         return [index * k + min(int(window * k), k - 1) for index, window in zip(indices, windows, strict=True)]
 
-    def expect(
-        self, indices: Sequence[int], device: torch.device | str = "cpu", windows: Sequence[float] | None = None
-    ) -> None:
+    def expect(self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None) -> None:
         rows = self._rows(indices, windows)
         key = (torch.device(device), *rows)
         if key in self._ahead:
@@ -122,7 +115,7 @@ class Packed:
         self._ahead[key] = self._reader.submit(self._read, rows, list(indices), frames, waveforms)
 
     def tensors(
-        self, indices: Sequence[int], device: torch.device | str = "cpu", windows: Sequence[float] | None = None
+        self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
     ) -> tuple[Tensor, Tensor]:
         self.expect(indices, device, windows)
         read = self._ahead.pop((torch.device(device), *self._rows(indices, windows))).result()
@@ -138,8 +131,8 @@ class Packed:
             np.take(array, which, 0, out=into.numpy(), mode="clip")  # the default mode would copy twice
         return frames, waveforms
 
-    def _open(self, name: str, dtype: str, row: tuple[int, ...]) -> "np.ndarray[Any, Any]":
-        path, shape = self.root / name, (len(self), *row)
+    def _open(self, name: str, dtype: str, *shape: int) -> "np.ndarray[Any, Any]":
+        path = self.root / name
         wanted = int(np.prod(shape)) * np.dtype(dtype).itemsize
         found = path.stat().st_size if path.is_file() else None
         if found != wanted:

@@ -8,7 +8,9 @@ permissions) or its line is removed from `skipped.jsonl`.
 import os
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stella.clip import SAMPLE_RATE, Labels
 from stella.config import differences
-from stella.data.folder import find_videos, folder_labels, read_labels
+from stella.data.folder import find_videos, read_labels
 from stella.data.shards import ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import Done, Lost, Pool, Tick
@@ -46,20 +48,17 @@ class Summary:
     seconds: float
 
     def __str__(self) -> str:
-        if not self.clips:
-            return f"no clip could be used; skipped: {in_words(self.skipped) or 'none'} (see skipped.jsonl)"
         text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
-        if not self.skipped:
-            return f"{text}; none skipped"
-        return f"{text}; skipped: {in_words(self.skipped)} (see skipped.jsonl)"
+        skipped = f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"
+        return f"{text if self.clips else 'no clip could be used'}; {skipped}"
 
 
 @dataclass(frozen=True)
 class Job:
+    id: str
     file: str
     start: float | None  # None: ask how long the video is
     labels: Labels
-    died: bool = False  # its worker died once
 
 
 def prepare(
@@ -86,7 +85,7 @@ def prepare(
     began = time.monotonic()
     src, dst, settings = Path(src), Path(dst), Settings(seconds, split, fps, size)
     files = find_videos(src)
-    table = read_labels(Path(labels_csv), src, files) if labels_csv else folder_labels(files)
+    table = read_labels(labels_csv, src, files)
     dst.mkdir(parents=True, exist_ok=True)
     with lock(dst / ".lock"), progress_bar(progress) as bar:
         sweep(dst)
@@ -96,7 +95,7 @@ def prepare(
         writer = ShardWriter(dst, shard_bytes)
         before = len(writer.ids)
         run = _Run(src, settings, writer, skipped, bar)
-        run.plan([Job(file, None if split else 0.0, table.get(file, Labels())) for file in files])
+        run.plan([Job(file, file, None if split else 0.0, table.get(file, Labels())) for file in files])
         run.work(workers or os.cpu_count() or 1, time_limit)
         writer.close()
     total = sum(shard.stat().st_size for shard in dst.glob("shard-*.tar"))
@@ -115,54 +114,39 @@ class _Run:
 
     def plan(self, jobs: list[Job]) -> None:
         """Add those jobs that are not done."""
-        left = [job for job in jobs if self._id(job) not in self.writer.ids and self._id(job) not in self.skipped]
+        left = [job for job in jobs if job.id not in self.writer.ids and job.id not in self.skipped]
         self.left += left
         self.done += len(jobs) - len(left)
         self.total += len(jobs)
-        self._show()
 
     def work(self, workers: int, time_limit: float) -> None:
         if not self.left:
             return
-        pool = Pool(_Cutter(self.src, self.settings, time_limit), workers, depth=1, time_limit=1.5 * time_limit)
-        flying: dict[int, Job] = {}
-        key = 0
-        try:
-            while self.left or flying:
-                while self.left and pool.free:
-                    key += 1
-                    flying[key] = self.left.popleft()
-                    pool.submit(key, flying[key])
-                event = pool.wait()
-                self._finish(flying.pop(event.key), event)
-        finally:
-            pool.close()
+        cutter = _Cutter(self.src, self.settings, time_limit)
+        with closing(Pool(cutter, workers, depth=1, time_limit=1.5 * time_limit)) as pool:
+            keys = count()
+            while self.left or pool.running:
+                while self.left and pool.running < pool.capacity:
+                    pool.submit(next(keys), self.left.popleft())
+                self._finish(pool.wait())
 
-    def _finish(self, job: Job, event: Done | Lost) -> None:
+    def _finish(self, event: Done | Lost) -> None:
+        job, error = event.job, None
         if isinstance(event, Lost):
-            if not event.hung and not job.died:  # perhaps the system was out of memory
-                self.left.appendleft(Job(job.file, job.start, job.labels, died=True))
-                return
             what = "time limit" if event.hung else f"worker died ({event.exitcode})"
-            self._skip(job, ClipError(self.src / job.file, what, "re-encode the video or leave it out"))
+            error = ClipError(self.src / job.file, what, "re-encode the video or leave it out")
         elif isinstance(event.result, ClipError):
-            self._skip(job, event.result)
+            error = event.result
         elif isinstance(event.result, bytes):
             self.writer.append(event.result)
         else:
-            self.plan([Job(job.file, start, job.labels) for start in _starts(event.result, self.settings.seconds)])
+            starts = _starts(event.result, self.settings.seconds)
+            self.plan([replace(job, id=f"{job.file}@{start:.3f}", start=start) for start in starts])
+        if error:
+            self.skipped.add(job.id, error, source=job.file, stamp=_stamp(self.src / job.file))
         self.done += 1
-        self._show()
-
-    def _skip(self, job: Job, error: ClipError) -> None:
-        self.skipped.add(self._id(job), error, source=job.file, stamp=_stamp(self.src / job.file))
-
-    def _show(self) -> None:
         text = f"preparing, {len(self.skipped)} skipped" if len(self.skipped) else "preparing"
         self.bar.update(self.shown, completed=self.done, total=self.total, description=text)
-
-    def _id(self, job: Job) -> str:
-        return _clip_id(job, self.settings.split)
 
 
 @dataclass(frozen=True)
@@ -184,7 +168,7 @@ class _Cutter:
         except ClipError as error:
             return error
         meta = {
-            "id": _clip_id(job, s.split),
+            "id": job.id,
             "source": job.file,
             "start": job.start,
             "duration": max(len(frames) / s.fps, len(waveform) / SAMPLE_RATE),
@@ -192,10 +176,6 @@ class _Cutter:
             "task": job.labels.task,
         }
         return sample(meta, frames, waveform, s.fps)
-
-
-def _clip_id(job: Job, split: bool) -> str:
-    return f"{job.file}@{job.start:.3f}" if split and job.start is not None else job.file
 
 
 def _starts(duration: float, seconds: float) -> list[float]:

@@ -8,11 +8,11 @@ are read without the rest and damage is detected. `….tar.part` is being writte
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -22,7 +22,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, Clip, Labels
 from stella.data.tasks import DecodedConfig, with_margin
 from stella.errors import ClipError, StellaError
-from stella.files import write_json
+from stella.files import Appended, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 
@@ -77,7 +77,7 @@ class Shards:
 
     def labels(self, index: int) -> Labels:
         _, entry = self._clips[index]
-        return Labels(name=entry.label, task=entry.task)
+        return Labels(entry.label, entry.task)
 
     def __getitem__(self, index: int) -> Clip:
         return self.clip(index)
@@ -90,19 +90,15 @@ class Shards:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
-                sound = len(head.sizes) - 1
-                picks = self._pick(sound, float(head.meta["fps"]), window)
+                sound, fps = len(head.offsets) - 1, float(head.meta["fps"])  # the frames come before the sound
+                times = Plan(frames=self.frames, span=self.span).times(0, sound / fps, window)
+                picks = [min(int(time * fps + 1e-6), sound - 1) for time in times]
                 parts = {member: head.read(file, member) for member in {*picks, sound}}
         except (OSError, DamagedSampleError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
         frames = decode_jpegs([parts[pick] for pick in picks], self.size)
         return Clip(entry.id, frames, decode_flac(parts[sound]), self.labels(index))
-
-    def _pick(self, stored: int, fps: float, window: float) -> list[int]:
-        """Which stored frames are shown at the times of a window."""
-        times = Plan(frames=self.frames, span=self.span).times(0, stored / fps, window)
-        return [min(int(time * fps + 1e-6), stored - 1) for time in times]
 
 
 def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
@@ -111,11 +107,12 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
     names = [f"{number:03d}.jpg" for number in range(len(members) - 1)] + ["flac"]
     meta = meta | {"fps": fps, "sizes": [len(m) for m in members], "crc32": [zlib.crc32(m) for m in members]}
     text = json.dumps(meta, ensure_ascii=False).encode()
-    key = _key(meta["id"])
-    return b"".join(
-        _header(f"{key}.{name}", len(data)) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
-        for name, data in zip(["json", *names], [text, *members], strict=True)
-    )
+    parts: list[bytes] = []
+    for name, data in zip(["json", *names], [text, *members], strict=True):
+        info = tarfile.TarInfo(f"{_key(meta['id'])}.{name}")
+        info.size = len(data)
+        parts += [info.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)]
+    return b"".join(parts)
 
 
 class ShardWriter:
@@ -126,32 +123,25 @@ class ShardWriter:
 
     def __init__(self, root: Path, shard_bytes: int) -> None:
         self.root, self.shard_bytes = root, shard_bytes
-        self.ids: set[str] = set()
-        for shard in _finished(root):
-            index = (root / shard).with_suffix(".json")
-            if not index.exists():  # killed between renaming and indexing
-                _write_index(root / shard, scan(root / shard)[0])
-            self.ids.update(entry.id for entry in _read_index(root / shard))
-        self._number = 1 + max((int(shard[6:-4]) for shard in _finished(root)), default=-1)
-        self._entries, self._end = scan(self._part) if self._part.exists() else ([], 0)
-        self._file = self._part.open("r+b" if self._part.exists() else "w+b", buffering=0)
-        self._cut()
-        self.ids.update(entry.id for entry in self._entries)
+        shards = [root / name for name in _finished(root)]
+        for shard in shards:
+            if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
+                _write_index(shard, scan(shard)[0])
+        self.ids = {entry.id for shard in shards for entry in _read_index(shard)}
+        self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
+        self.ids |= {entry.id for entry in self._entries}
 
     def append(self, sample: bytes) -> None:
         """Write a `sample`; a full shard is closed."""
-        entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._end)
+        entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._file.end)
         if entry.id in self.ids:
             raise ValueError(f"{entry.id} is in {self.root} already")
         self._write(sample)
-        self._end += len(sample)
         self._entries.append(entry)
         self.ids.add(entry.id)
-        if self._end >= self.shard_bytes:
+        if self._file.end >= self.shard_bytes:
             self._finish()
-            self._number += 1
-            self._entries, self._end = [], 0
-            self._file = self._part.open("w+b", buffering=0)
+            self._open(self._number + 1)
 
     def close(self) -> None:
         if self._entries:
@@ -160,28 +150,22 @@ class ShardWriter:
             self._file.close()
             self._part.unlink()
 
-    @property
-    def _part(self) -> Path:
-        return self.root / f"shard-{self._number:06d}.tar.part"
-
-    def _cut(self) -> None:
-        self._file.truncate(self._end)
-        self._file.seek(self._end)
+    def _open(self, number: int) -> None:
+        self._number, self._part = number, self.root / f"shard-{number:06d}.tar.part"
+        self._entries, end = scan(self._part) if self._part.exists() else ([], 0)
+        self._file = Appended(self._part, end)
 
     def _write(self, data: bytes) -> None:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
+            self._file.append(data)
         except OSError as error:
-            self._cut()  # keep whole samples only
             raise StellaError(
                 f"{self._part} cannot be written ({error.strerror}); free some space and run again"
             ) from error
 
     def _finish(self) -> None:
         self._write(END_OF_TAR)
-        os.fsync(self._file.fileno())
+        self._file.sync()
         self._file.close()
         shard = self._part.with_suffix("")
         self._part.rename(shard)
@@ -193,12 +177,11 @@ class Head:
     """The first file of a sample, with the positions of the others."""
 
     meta: dict[str, Any]
-    sizes: Sequence[int]
     offsets: Sequence[int]  # of each file's data
     end: int
 
     def read(self, file: BinaryIO, member: int) -> bytes:
-        data = _read(file, self.offsets[member], self.sizes[member])
+        data = _read(file, self.offsets[member], self.meta["sizes"][member])
         if zlib.crc32(data) != self.meta["crc32"][member]:
             raise DamagedSampleError(f"file {member} of {self.meta['id']} fails its checksum")
         return data
@@ -208,32 +191,27 @@ def read_head(file: BinaryIO, offset: int) -> Head:
     try:
         size = tarfile.TarInfo.frombuf(_read(file, offset, tarfile.BLOCKSIZE), "utf-8", "strict").size
         meta = json.loads(_read(file, offset + tarfile.BLOCKSIZE, size))
-        sizes = [int(s) for s in meta["sizes"]]
-        if not {"id", "source", "start", "fps", "crc32"} <= meta.keys() or len(meta["crc32"]) != len(sizes):
+        meta["sizes"] = [int(size) for size in meta["sizes"]]
+        if not {"id", "source", "start", "fps", "crc32"} <= meta.keys() or len(meta["crc32"]) != len(meta["sizes"]):
             raise DamagedSampleError(f"its JSON at byte {offset} is incomplete")
+        offsets, end = [], offset
+        for length in [size, *meta["sizes"]]:
+            offsets.append(end + tarfile.BLOCKSIZE)
+            end = offsets[-1] + length + -length % tarfile.BLOCKSIZE
     except (tarfile.HeaderError, ValueError, KeyError, TypeError) as error:
         raise DamagedSampleError(f"no sample begins at byte {offset}") from error
-    offsets = []
-    end = offset + tarfile.BLOCKSIZE + _padded(size)
-    for size in sizes:
-        offsets.append(end + tarfile.BLOCKSIZE)
-        end = offsets[-1] + _padded(size)
-    return Head(meta, sizes, offsets, end)
+    return Head(meta, offsets[1:], end)
 
 
 def scan(path: Path) -> tuple[list[Entry], int]:
     """The whole samples at the beginning of a shard, checked to the last byte, and where they end."""
     entries: list[Entry] = []
-    end = 0
-    with path.open("rb") as file:
-        total = path.stat().st_size
+    end, total = 0, path.stat().st_size
+    with path.open("rb") as file, suppress(DamagedSampleError):
         while end < total:
-            try:
-                head = read_head(file, end)
-                for member in range(len(head.sizes)):
-                    head.read(file, member)
-            except DamagedSampleError:
-                break
+            head = read_head(file, end)
+            for member in range(len(head.offsets)):
+                head.read(file, member)
             if head.end > total:  # the padding of its last file is missing
                 break
             entries.append(_entry(head.meta, end))
@@ -244,10 +222,8 @@ def scan(path: Path) -> tuple[list[Entry], int]:
 def _finished(root: Path) -> list[str]:
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give one that `stella prepare` filled")
-    names = {
-        path.with_suffix(".tar").name for path in root.iterdir() if re.fullmatch(r"shard-\d{6}\.(tar|json)", path.name)
-    }
-    return sorted(names)
+    files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}\.(tar|json)", path.name)]
+    return sorted({path.with_suffix(".tar").name for path in files})
 
 
 def _write_index(shard: Path, entries: list[Entry]) -> None:
@@ -281,16 +257,6 @@ def _entry(meta: dict[str, Any], offset: int) -> Entry:
 def _key(id: str) -> str:
     """A readable name, unique for the id, that WebDataset accepts (no dots, no folders) and fits a tar header."""
     return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}"
-
-
-def _header(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size = size
-    return info.tobuf(tarfile.USTAR_FORMAT)
-
-
-def _padded(size: int) -> int:
-    return size + -size % tarfile.BLOCKSIZE
 
 
 def _read(file: BinaryIO, offset: int, size: int) -> bytes:

@@ -15,10 +15,9 @@ class Skipped:
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path else None
-        self.records: dict[str | int, Line] = {}
-        self._lines: Lines | None = None
-        if self.path:
-            self.records = {line["id"]: line for line in read_lines(self.path)}
+        lines = read_lines(self.path) if self.path else []
+        self.records: dict[str | int, Line] = {line["id"]: line for line in lines}
+        self._lines: Lines | None = None  # opened when a clip is listed
 
     def under(self, prefix: str) -> "Skipped":
         """The same list for another source, whose clips are listed as `prefix/id`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stella.clip import ArraySource, Batch, BatchSource, Source
+from stella.clip import ArraySource, Batch, BatchSource, Device, Source
 from stella.config import differences
 from stella.data.chunk import Chunk, Job, Maker, make
 from stella.data.skipped import Skipped, in_words
@@ -72,14 +72,6 @@ class Held:
     def clips(self) -> int:
         return sum(map(len, self.chunks)) - (self.here.used if self.chunks else 0)
 
-    @property
-    def bad(self) -> int:
-        return self.here.bad + sum(len(chunk.skipped) for chunk in self.chunks)
-
-    @property
-    def tried(self) -> int:
-        return self.here.tried + sum(len(chunk) + len(chunk.skipped) for chunk in self.chunks)
-
     def take(self, clips: int) -> Batch:
         """The next clips, in order, at most this many."""
         parts: list[Batch] = []
@@ -118,7 +110,7 @@ class Stream:
         self,
         tasks: Mapping[str, Source] | Sequence[tuple[str, Source]],
         config: StreamConfig,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         skipped: Skipped | None = None,
     ) -> None:
         self._batches: Generator[Batch, None, None] | None = None
@@ -184,7 +176,8 @@ class Stream:
     def _run(self) -> Generator[Batch, None, None]:
         c, device = self.config, "cpu" if self.pooled else self.device
         maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
-        with closing(make(maker, self._jobs(), c.workers if self.pooled else 0, c.prefetch, c.time_limit)) as chunks:
+        jobs, workers = (self._jobs(), c.workers) if self.pooled else (maker.announced(self._jobs()), 0)
+        with closing(make(maker, jobs, workers, c.prefetch, c.time_limit)) as chunks:
             while self.position.task < len(self.sources):
                 yield from self._epoch(chunks)
 
@@ -226,12 +219,13 @@ class Stream:
 
     def _admit(self, chunk: Chunk, held: Held) -> None:
         """List a chunk's skipped clips, and stop if there are too many."""
-        before = sum(len(source) for source in self.sources[: self.position.task])
-        for index, error in chunk.skipped.items():
-            self.skipped.add(before + index, error)
+        for id, error in chunk.skipped.items():
+            self.skipped.add(id, error)
         held.chunks.append(chunk)
-        tried, bad, most = held.tried, held.bad, self.config.most_bad
-        ended = self.position.chunk + len(held.chunks) == self._chunks_of(self.sources[self.position.task])
+        here, most = self.position, self.config.most_bad
+        bad = here.bad + sum(len(chunk.skipped) for chunk in held.chunks)
+        tried = here.tried + sum(len(chunk) + len(chunk.skipped) for chunk in held.chunks)
+        ended = here.chunk + len(held.chunks) == self._chunks_of(self.sources[here.task])
         # Within an epoch the share is an estimate: allow three standard deviations above the limit.
         chance = 0.0 if ended else 3 * math.sqrt(tried * most * (1 - most))
         if tried >= self.config.tried_before_stop and bad > most * tried + chance:
@@ -250,24 +244,18 @@ class Stream:
         here, size = replace(self.position), self.config.batch_size
         for task in range(here.task, len(self.sources)):
             for epoch in range(here.epoch if task == here.task else 0, self.config.epochs):
-                order = self._order(task, epoch)
+                length, gen = len(self.sources[task]), generator(self.config.seed, "order", task, epoch)
+                order = torch.randperm(length, generator=gen).tolist() if self.config.shuffle else range(length)
                 first = here.chunk if (task, epoch) == (here.task, here.epoch) else 0
                 for chunk in range(first, self._chunks_of(self.sources[task])):
                     yield Job(task, epoch, chunk, order[chunk * size : (chunk + 1) * size])
-
-    def _order(self, task: int, epoch: int) -> list[int]:
-        length = len(self.sources[task])
-        if not self.config.shuffle:
-            return list(range(length))
-        order: list[int] = torch.randperm(length, generator=generator(self.config.seed, "order", task, epoch)).tolist()
-        return order
 
     def __del__(self) -> None:
         self.close()
 
 
 def evaluation_batches(
-    source: Source, config: StreamConfig, device: torch.device | str = "cpu", skipped: Skipped | None = None
+    source: Source, config: StreamConfig, device: Device = "cpu", skipped: Skipped | None = None
 ) -> Iterator[Batch]:
     """Every clip of a source once, in order, not augmented, including the last short batch; ids are its indices."""
     plain = replace(config, epochs=1, shuffle=False, augment=False, drop_last=False)

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from stella.clip import Labels, Source
+from stella.clip import Device, Labels, Source
 from stella.data.views import View, part
 from stella.errors import ConfigError, StellaError
 from stella.rng import generator
@@ -56,11 +56,11 @@ class SourceConfig(ABC):
     def sizes(self) -> Sizes: ...
 
     @abstractmethod
-    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         """The tasks in the order of training. A source may cache clips on `device`, unless `cache` is false."""
 
     @abstractmethod
-    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         """The evaluation clips of the same tasks, in the same order; none of them is trained on."""
 
     @abstractmethod
@@ -126,12 +126,12 @@ class FilesConfig(SourceConfig):
     def open(self, evaluation: bool = False) -> Files:
         """The clips of `path`, or of `eval_path`."""
 
-    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         if self.eval_path is not None:
             return self.all_tasks()
         return [(name, part(clips, self._split(name, clips)[0])) for name, clips in self._by_task(self.open())]
 
-    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         tasks = self._by_task(self.open())
         if self.eval_path is None:
             return [(name, part(clips, self._split(name, clips)[1])) for name, clips in tasks]

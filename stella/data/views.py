@@ -1,31 +1,32 @@
 """Views of sources: a selection of clips from one or several, and clips cached once they are made."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stella.clip import MIDDLE, ArraySource, BatchSource, Clip, Labels, Source, clip_of, labels_of, location_of, send
+from stella.clip import ArraySource, BatchSource, Clip, Device, Labels, Source, clip_of, labels_of, location_of, send
 
 BLOCK = 32  # clips that a cache makes together
 
-Device = torch.device | str
+Rows = tuple[int, ...]
 
 
 class View:
     """Some clips of one or several sources, in an order of its own."""
 
     def __init__(self, sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> None:
-        self.sources = list(sources)
+        self.sources: list[Any] = list(sources)  # batch sources in a `BatchView`, array sources in an `ArrayView`
         self.clips = list(clips)  # for each clip: which source, and its index there
 
     def __len__(self) -> int:
         return len(self.clips)
 
     def __getitem__(self, index: int) -> Clip:
-        return self.clip(index)
+        return clip_of(*self._at(index))
 
-    def clip(self, index: int, window: float = MIDDLE) -> Clip:
+    def clip(self, index: int, window: float) -> Clip:
         return clip_of(*self._at(index), window)
 
     def labels(self, index: int) -> Labels:
@@ -41,67 +42,56 @@ class View:
         which, inside = self.clips[index]
         return self.sources[which], inside
 
-    def _by_source(self, indices: Sequence[int]) -> tuple[list[tuple[int, list[int], list[int]]], Tensor]:
-        """For each source: its number, rows in the batch, indices there. And the order [B] that restores the batch."""
-        numbers = sorted({self.clips[index][0] for index in indices})
-        rows = {n: [row for row, index in enumerate(indices) if self.clips[index][0] == n] for n in numbers}
-        order = torch.tensor([row for n in numbers for row in rows[n]], dtype=torch.int64).argsort()
-        return [(n, rows[n], [self.clips[indices[row]][1] for row in rows[n]]) for n in numbers], order
+    def _by_source(self, indices: Sequence[int]) -> Iterator[tuple[Any, Rows, list[int]]]:
+        """Each source of these clips, with their rows in the batch and their indices in the source."""
+        for number in sorted({self.clips[index][0] for index in indices}):
+            rows = tuple(row for row, index in enumerate(indices) if self.clips[index][0] == number)
+            yield self.sources[number], rows, [self.clips[indices[row]][1] for row in rows]
 
 
 class BatchView(View):
     """A view of batch sources."""
 
-    def __init__(self, sources: Sequence[BatchSource], clips: Sequence[tuple[int, int]]) -> None:
-        super().__init__(sources, clips)
-        self._batches = list(sources)
-
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        parts, order = self._by_source(indices)
-        return _joined([self._batches[n].tensors(inside, device) for n, _, inside in parts], order)
+        return _joined({rows: source.tensors(inside, device) for source, rows, inside in self._by_source(indices)})
 
 
 class ArrayView(View):
     """A view of array sources."""
 
-    def __init__(self, sources: Sequence[ArraySource], clips: Sequence[tuple[int, int]]) -> None:
-        super().__init__(sources, clips)
-        self._arrays = list(sources)
-
     def tensors(
         self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
     ) -> tuple[Tensor, Tensor]:
-        parts, order = self._by_source(indices)
-        made = [self._arrays[n].tensors(inside, device, _of(windows, rows)) for n, rows, inside in parts]
-        return _joined(made, order)
+        made = {}
+        for source, rows, inside in self._by_source(indices):
+            made[rows] = source.tensors(inside, device, windows and [windows[row] for row in rows])
+        return _joined(made)
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
-        parts, order = self._by_source(indices)
-        return torch.cat([self._arrays[n].lengths(inside) for n, _, inside in parts])[order]
+        lengths = torch.empty(len(indices), dtype=torch.int64)
+        for source, rows, inside in self._by_source(indices):
+            lengths[list(rows)] = source.lengths(inside)
+        return lengths
 
     def expect(self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None) -> None:
-        for n, rows, inside in self._by_source(indices)[0]:
-            self._arrays[n].expect(inside, device, _of(windows, rows))
+        for source, rows, inside in self._by_source(indices):
+            source.expect(inside, device, windows and [windows[row] for row in rows])
 
 
-def _of(windows: Sequence[float] | None, rows: Sequence[int]) -> list[float] | None:
-    return None if windows is None else [windows[row] for row in rows]
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]], order: Tensor) -> tuple[Tensor, Tensor]:
+def _joined(parts: dict[Rows, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One batch of parts of it, given by their rows."""
     if len(parts) == 1:
-        return parts[0]
-    video, audio = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return next(iter(parts.values()))
+    order = torch.tensor([row for rows in parts for row in rows]).argsort()
+    video, audio = (torch.cat(tensors) for tensors in zip(*parts.values(), strict=True))
     return video[send(order, video.device)], audio[send(order, audio.device)]
 
 
 def view(sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> View:
     """A view that can do what all its sources can."""
-    arrays = [source for source in sources if isinstance(source, ArraySource)]
-    if len(arrays) == len(sources):
-        return ArrayView(arrays, clips)
-    batches = [source for source in sources if isinstance(source, BatchSource)]
-    return BatchView(batches, clips) if len(batches) == len(sources) else View(sources, clips)
+    if all(isinstance(source, ArraySource) for source in sources):
+        return ArrayView(sources, clips)
+    return (BatchView if all(isinstance(source, BatchSource) for source in sources) else View)(sources, clips)
 
 
 def part(source: Source, indices: Sequence[int]) -> View:
@@ -132,7 +122,7 @@ class Cached:
 
     def __init__(self, source: BatchSource, device: Device = "cpu") -> None:
         self.source, self.device = source, torch.device(device)
-        self._made = torch.zeros(len(source), dtype=torch.bool)
+        self._made: set[int] = set()  # blocks
         self._columns: tuple[Tensor, Tensor] | None = None
         self._labels: dict[int, Labels] = {}
 
@@ -147,25 +137,18 @@ class Cached:
             self._labels[index] = labels_of(self.source, [index])[0]
         return self._labels[index]
 
-    def location(self, index: int) -> str:
-        return location_of(self.source, index)
-
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        wanted = torch.tensor(list(indices), dtype=torch.int64)
-        if missing := self._missing(wanted):
+        # Whole blocks are made, since a few large renderings cost less than many small ones.
+        if blocks := sorted({index // BLOCK for index in indices} - self._made):
+            missing = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
             made = self.source.tensors(missing, device)
             if self._columns is None:
                 frames, waveforms = (t.new_empty((len(self), *t.shape[1:]), device=self.device) for t in made)
                 self._columns = frames, waveforms
             for column, rows in zip(self._columns, made, strict=True):
                 column[torch.tensor(missing, device=self.device)] = rows.to(self.device)
-            self._made[missing] = True
+            self._made.update(blocks)
         assert self._columns is not None
-        frames, waveforms = (send(column[send(wanted, self.device)], device) for column in self._columns)
+        wanted = send(torch.tensor(list(indices)), self.device)
+        frames, waveforms = (send(column[wanted], device) for column in self._columns)
         return frames, waveforms
-
-    def _missing(self, wanted: Tensor) -> list[int]:
-        """The clips to make for these: whole blocks, since a few large renderings cost less than many small ones."""
-        blocks = sorted({index // BLOCK for index in wanted[~self._made[wanted]].tolist()})
-        around = [i for block in blocks for i in range(block * BLOCK, min((block + 1) * BLOCK, len(self)))]
-        return [index for index in around if not self._made[index]]

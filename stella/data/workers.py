@@ -1,8 +1,9 @@
 """A pool of worker processes that survives hanging and dead workers; `prepare`, `pack` and `stream` use it.
 
 Each worker runs `task(job, tick)`. The task calls `tick(item)` when it begins an item that might hang, and `tick(-1)`
-after the last one. A worker that spends longer than the time limit on one item is killed, and a dead worker is
-replaced. In both cases its current job comes back as `Lost`, and the jobs queued behind it are submitted again.
+after the last one. A worker that spends longer than the time limit on one item is killed and its job comes back as
+`Lost`. A worker that dies is replaced and its job run once more, since the system may have been short of memory. If a
+worker dies again at the same item, the job comes back as `Lost` too. Jobs queued behind it are submitted again.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing  # registers the pickling of tensors through shared memory
@@ -31,20 +32,22 @@ Task = Callable[[Any, Tick], Any]
 
 # A fork server imports torch once, so that a new worker starts in milliseconds. A plain fork would copy the parent's
 # threads and GPU state.
-START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+START_METHOD = "forkserver"
 
 
 @dataclass(frozen=True)
 class Done:
     key: int
+    job: Any
     result: Any
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A job whose worker hung or died at `item` (-1: at none)."""
+    """A job whose worker hung, or died twice, at `item`."""
 
     key: int
+    job: Any
     item: int
     hung: bool
     exitcode: int | None
@@ -55,17 +58,15 @@ class Pool:
 
     def __init__(self, task: Task, workers: int, depth: int, time_limit: float) -> None:
         context = multiprocessing.get_context(START_METHOD)
-        if START_METHOD == "forkserver":
-            context.set_forkserver_preload(["stella.data.workers"])
-        self.depth, self.time_limit = depth, time_limit
-        self._workers: list[_Worker] = []
-        for _ in range(workers):
-            self._workers.append(_Worker(context, task))
+        context.set_forkserver_preload(["stella.data.workers"])
+        self.capacity, self.time_limit = workers * depth, time_limit
+        self._deaths: dict[int, int] = {}  # by job: the item at which its worker died
+        self._workers = [_Worker(context, task) for _ in range(workers)]
 
     @property
-    def free(self) -> int:
-        """The number of jobs that can be submitted now."""
-        return sum(self.depth - len(worker.jobs) for worker in self._workers)
+    def running(self) -> int:
+        """The number of jobs that have been submitted and have not ended."""
+        return sum(len(worker.jobs) for worker in self._workers)
 
     def submit(self, key: int, job: object) -> None:
         """Queue a job at the least busy worker. Its result comes back with `key`."""
@@ -106,15 +107,37 @@ class Pool:
         fresh = self._workers[position] = _Worker(worker.context, worker.task)
         status, jobs = seen or worker.status(), worker.jobs
         blamed = status.key if status.key in jobs else next(iter(jobs), None)  # a result may be lost with its worker
+        lost = None
+        if blamed is not None and (hung or self._died_before(blamed, status.item, exitcode)):
+            lost = Lost(blamed, jobs.pop(blamed), status.item, hung, exitcode)
         for key, job in jobs.items():
-            if key != blamed:
-                fresh.submit(key, job)
-        return None if blamed is None else Lost(blamed, status.item, hung, exitcode)
+            fresh.submit(key, job)
+        return lost
+
+    def _died_before(self, key: int, item: int, exitcode: int | None) -> bool:
+        """Whether a worker died at this item before; if one died elsewhere in the job, the items are not the cause."""
+        before = self._deaths.pop(key, None)
+        if before is None:
+            self._deaths[key] = item
+        elif before != item or item < 0:
+            raise StellaError(
+                f"workers keep dying (exit status {exitcode}), most likely for lack of memory or of shared memory "
+                "(/dev/shm); use fewer workers, a smaller batch_size or a smaller prefetch"
+            )
+        return before is not None
 
     def close(self) -> None:
         for worker in self._workers:
             worker.stop()
         self._workers = []
+
+
+class _Status(NamedTuple):
+    """A worker's current job, the item of it (-1: none), and when it began that."""
+
+    key: int
+    item: int
+    since: float
 
 
 class _Worker:
@@ -149,36 +172,16 @@ class _Worker:
         if message is None:
             self.started = True
             return None
-        key, result = message
-        del self.jobs[key]
-        if isinstance(result, _Failure):
-            result.throw()
-        return Done(key, result)
+        key, result, error = message
+        job = self.jobs.pop(key)
+        if error:
+            raise error
+        return Done(key, job, result)
 
     def stop(self) -> None:
         self.process.kill()
         self.process.join()
         self.pipe.close()
-
-
-@dataclass(frozen=True)
-class _Status:
-    """A worker's current job, the item of it (-1: none), and when it began that."""
-
-    key: int
-    item: int
-    since: float
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An exception of a task, sent to the parent."""
-
-    error: StellaError | None
-    trace: str
-
-    def throw(self) -> NoReturn:
-        raise self.error or RuntimeError(f"in a worker process:\n{self.trace}")
 
 
 def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> None:
@@ -191,31 +194,31 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> 
         status[2] = time.monotonic()  # first: a new item must never be read with an old time
         status[1] = item
 
-    trim = _trim()
     with contextlib.suppress(EOFError, OSError):  # the parent is gone
         pipe.send(None)
         for count in itertools.count(1):
             key, job = pipe.recv()
             status[0] = key
+            result: Any = None
+            failure: Exception | None = None
             try:
                 result = task(job, tick)
-            except Exception as error:
-                result = _Failure(error if isinstance(error, StellaError) else None, traceback.format_exc())
+            except StellaError as error:
+                failure = error
+            except Exception:
+                failure = RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
             tick(-1)
-            pipe.send((key, result))
+            pipe.send((key, result, failure))
             del result
             if count % 10 == 0:  # it costs as much as a clip
-                trim()
+                _trim()
 
 
-def _trim() -> Callable[[], object]:
-    """A function that returns freed memory to the system. Frames of many sizes fragment glibc's heap: without it a
-    worker grows to twice its size over hundreds of clips."""
-    try:
-        malloc_trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library
-        return lambda: None
-    return lambda: malloc_trim(0)
+def _trim() -> None:
+    """Return freed memory to the system. Frames of many sizes fragment glibc's heap: without this a worker grows to
+    twice its size over hundreds of clips."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _die_with_parent() -> None:

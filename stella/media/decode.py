@@ -5,10 +5,13 @@ count them. `time_limit` is checked between packets and, inside FFmpeg, between 
 """
 
 import math
+import stat
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,13 @@ from torch import Tensor
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
-from stella.media.files import check_time, open_media, video_of
 
 # Seconds before the cut at which to look for a keyframe and early audio, one after the other; inf: the file's start.
 SEEK_BACK = (1.0, 10.0, math.inf)
 PATIENCE = 10.0  # seconds: a track this far past the cut without a packet of the other means the other has ended
 SLACK = 0.5  # seconds by which a file may hold less than its header says
 HELD_MOST = 1 << 30  # bytes of compressed video held for one clip
+PLAYLISTS = ("concat", "dash", "hls")  # formats that name other files
 OWN_LENGTHS = ("mov", "avi")  # formats that state the length of each track, not only of the whole
 NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
 
@@ -44,7 +47,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.frames < 1 or self.size < 1:
             raise ConfigError(f"a plan needs frames and size of at least 1, not {self.frames} and {self.size}")
-        _check_cut(self.start, self.duration)
+        if not (0 <= self.start < math.inf and 0 < self.duration < math.inf):
+            raise ConfigError(f"a plan needs start ≥ 0 and duration > 0, not {self.start} and {self.duration}")
         if self.span is not None and not 0 < self.span < math.inf:
             raise ConfigError(f"a plan's span is a positive number of seconds or none, not {self.span}")
 
@@ -61,10 +65,7 @@ def decode(path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: 
     Each time takes the frame being shown then. The waveform covers the whole clip: it is zero where the file has no
     data (before the track begins, in a gap), as a player plays it, and shorter than the clip where the file ends.
     """
-
-    def times(begin: float, end: float) -> list[float]:
-        return plan.times(begin, end, window)
-
+    times = partial(plan.times, window=window)
     video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit)
     return Clip(str(path), video, audio)
 
@@ -73,9 +74,6 @@ def read_cut(
     path: Path | str, start: float, duration: float, fps: float, size: int, *, time_limit: float = 300.0
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
-    _check_cut(start, duration)
-    if not fps > 0 or size < 1:
-        raise ConfigError(f"fps and size must be positive, not {fps} and {size}")
 
     def times(begin: float, end: float) -> list[float]:
         return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
@@ -85,7 +83,7 @@ def read_cut(
 
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
     """The length of a file in seconds as its header states it, None if it does not."""
-    with open_media(Path(path), time.monotonic() + time_limit) as container:
+    with _open(Path(path), time.monotonic() + time_limit) as container:
         return container.duration / 1e6 if container.duration else None
 
 
@@ -94,7 +92,7 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
-        with open_media(path, deadline) as container:
+        with _open(path, deadline) as container:
             cut = _Cut(path, container, start, duration, deadline)
             if cut.gather(back):
                 waveform = cut.waveform()
@@ -102,14 +100,67 @@ def _read(
     raise AssertionError("a read from the start of a file always succeeds")
 
 
+@contextmanager
+def _open(path: Path, deadline: float) -> Iterator[Any]:
+    """A PyAV container. Bad files, and FFmpeg's errors while it is open, become `ClipError`."""
+    _check_file(path)
+    av = require("av")
+    left, opened = max(0.001, deadline - time.monotonic()), False
+    # "file:" and the whitelist keep FFmpeg from opening anything else that a name or a playlist mentions
+    options = {"protocol_whitelist": "file"}
+    try:
+        with av.open(f"file:{path}", options=options, metadata_errors="replace", timeout=left) as container:
+            opened = True
+            if container.format.name in PLAYLISTS:
+                raise ClipError(path, "not a media file", "it is a playlist: give the paths of its videos")
+            yield container
+    except av.error.ExitError as error:
+        raise _late(path) from error
+    except av.error.FFmpegError as error:
+        if opened:
+            raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
+        remedy = "it is damaged, truncated or of another format: fetch it again or leave it out"
+        raise ClipError(path, "not a media file", remedy) from error
+
+
+def _check_file(path: Path) -> None:
+    """Refuse files that FFmpeg would wait for, or report badly."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ClipError(path, "not a regular file", "give the path of a video file")
+        path.open("rb").close()
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from error
+        raise ClipError(path, "missing file", "check the path") from error
+    except PermissionError as error:
+        raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
+    except OSError as error:
+        raise ClipError(path, "unreadable file", f"the system says {error.strerror!r}: check the disk") from error
+    if not status.st_size:
+        raise ClipError(path, "empty file", "fetch it again")
+
+
+def _check_time(path: Path, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise _late(path)
+
+
+def _late(path: Path) -> ClipError:
+    return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
+
+
 class _Cut:
     """The packets of one clip of an open file, and what is decoded from them."""
 
     def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
         self.path, self.container, self.deadline = path, container, deadline
-        self.video: Any = video_of(container)
-        self.audio: Any = next(iter(container.streams.audio), None)
-        streams: dict[str, Any] = {"video": self.video, "audio": self.audio}
+        covers = [s for s in container.streams.video if s.disposition & s.disposition.attached_pic]
+        streams: dict[str, Any] = {
+            "video": next((s for s in container.streams.video if s not in covers), None),
+            "audio": next(iter(container.streams.audio), None),
+        }
         for kind, stream in streams.items():
             if stream is None:
                 raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
@@ -118,6 +169,7 @@ class _Cut:
         for stream in container.streams:
             if stream not in streams.values():
                 stream.discard = require("av.stream").Discard.all
+        self.video, self.audio = streams.values()
         self.video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
         self.video.codec_context.thread_count = 1
         self.tick = {stream.index: float(stream.time_base) for stream in streams.values()}
@@ -176,7 +228,7 @@ class _Cut:
         av = require("av")
         try:
             for packet in self.container.demux(self.video, self.audio):
-                check_time(self.path, self.deadline)
+                _check_time(self.path, self.deadline)
                 if packet.size and packet.pts is not None:
                     yield packet
         except av.error.ExitError:
@@ -190,7 +242,7 @@ class _Cut:
         sound = Sound(self.begin, self.end)
         hole = False
         for packet in self.audio_packets:
-            check_time(self.path, self.deadline)
+            _check_time(self.path, self.deadline)
             try:
                 frames = [] if packet.is_corrupt else self.audio.codec_context.decode(packet)
                 broken = packet.is_corrupt
@@ -212,13 +264,12 @@ class _Cut:
     def pictures(self, times: Times, size: int) -> Tensor:
         """uint8 [N, 3, H, W], one for each wanted time."""
         packets = self.video_packets
-        shown = sorted(
-            (p.pts, i)
-            for i, p in enumerate(packets)
-            if p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt
-        )  # frames before the first keyframe depend on unread packets
+        # frames before the first keyframe depend on unread packets
+        usable = [(p.pts >= packets[0].pts and not p.is_discard and not p.is_corrupt) for p in packets]
+        shown = sorted((p.pts, i) for i, p in enumerate(packets) if usable[i])
+        empty = ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
         if not shown:
-            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
+            raise empty
         tick = self.tick[self.video.index]
         last, last_end = self._span(packets[shown[-1][1]])
         if last_end == last:  # some formats keep no durations
@@ -226,7 +277,7 @@ class _Cut:
         begin, end = max(self.begin, shown[0][0] * tick), min(self.end, last_end)
         self._check_reached(self.video, end)
         if end <= begin:
-            raise ClipError(self.path, "no video in the clip", "choose another start or leave the file out")
+            raise empty
         pts = [p for p, _ in shown]
         wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
         found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
@@ -249,7 +300,7 @@ class _Cut:
         scaler = require("av.video.reformatter").VideoReformatter()  # one for all frames: its set-up is expensive
         for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
             for i in [*range(begin, end + 1), None]:
-                check_time(self.path, self.deadline)
+                _check_time(self.path, self.deadline)
                 context.skip_frame = "NONREF" if exact_skip and i is not None and i not in wanted else "DEFAULT"
                 for frame in self._decoded(None if i is None else packets[i]):
                     if frame.pts in by_pts and not frame.is_corrupt:
@@ -281,11 +332,6 @@ class _Cut:
             reached = max(reached, *(self._span(p)[1] for p in both)) if both else reached
         if reached < min(self.end, stated) - SLACK:
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
-
-
-def _check_cut(start: float, duration: float) -> None:
-    if not (0 <= start < math.inf and 0 < duration < math.inf):
-        raise ConfigError(f"a clip starts at 0 s or later and has a length, not start={start} duration={duration}")
 
 
 def _stretches(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,23 +1,26 @@
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.media_files import tone, write, write_video
 
 from stella.clip import Labels, Source, Windowed
 from stella.data.folder import Folder
-from stella.errors import ClipError, StellaError
+from stella.data.skipped import Skipped
+from stella.data.stream import Stream, StreamConfig
+from stella.errors import StellaError
 from stella.media.decode import Plan
 
 PLAN = Plan(duration=1.0, frames=2, size=32)
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory, write_video) -> Path:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("videos")
-    for number, name in enumerate(
-        ["b/two.mp4", "b/deep/three.MKV", "a, loud/one.mp4", "zero.mp4", ".hidden.mp4", ".d/x.mp4"]
-    ):
+    names = ["b/two.mp4", "b/deep/three.MKV", "a, loud/one.mp4", "zero.mp4", ".hidden.mp4", ".d/x.mp4"]
+    for number, name in enumerate(names):
         write_video(root / name, seed=number)
     (root / "b" / "notes.txt").write_text("not a video")
     (root / "folder.mp4").mkdir()
@@ -29,16 +32,13 @@ def test_videos_are_found_sorted_and_labelled_by_their_folder(tree: Path) -> Non
     assert folder.files == ["a, loud/one.mp4", "b/deep/three.MKV", "b/two.mp4", "zero.mp4"]
     assert [folder.labels(i).name for i in range(len(folder))] == ["a, loud", "deep", "b", None]
     assert isinstance(folder, Source)
-
-
-def test_clips_are_decoded_with_id_and_label(tree: Path) -> None:
-    clip = Folder(tree, PLAN)[2]
+    clip = pickle.loads(pickle.dumps(folder))[2]  # it travels to workers
     assert (clip.id, clip.labels) == ("b/two.mp4", Labels(name="b"))
     assert clip.video.shape == (2, 3, 32, 43)
     assert 15_000 < len(clip.audio) <= 16_000
 
 
-def test_a_window_moves_the_frames_and_not_the_sound(tmp_path: Path, write_video) -> None:
+def test_a_window_moves_the_frames_and_not_the_sound(tmp_path: Path) -> None:
     """Red rises by 10 a frame, 8 frames a second: windows of 1 s out of 3 s begin up to 16 frames later."""
     write_video(tmp_path / "a.mp4", 3.0)
     folder = Folder(tmp_path, Plan(duration=3.0, frames=2, size=32, span=1.0))
@@ -59,27 +59,22 @@ def test_csv_labels_hold_commas_and_leave_unlisted_videos_without(tree: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("content", "says"),
     [
-        ("zero.mp4,a\nnope.mp4,b\n", "line 2 names 'nope.mp4'"),
-        ("zero.mp4,a,b,c\n", "line 1 has 4 columns"),
-        ("zero.mp4\n", "line 1 has 1 columns"),
-        ("zero.mp4,a\nzero.mp4,b\n", "line 2 names 'zero.mp4' a second time"),
+        (b"zero.mp4,a\nnope.mp4,b\n", "line 2 names 'nope.mp4'"),
+        (b"zero.mp4,a,b,c\n", "line 1 has 4 columns"),
+        (b"zero.mp4\n", "line 1 has 1 columns"),
+        (b"zero.mp4,a\nzero.mp4,b\n", "line 2 names 'zero.mp4' a second time"),
+        (b"\xff\xfe\x00a", "not a CSV file"),
+        (None, "cannot be read"),
     ],
 )
-def test_a_wrong_csv_is_refused_with_its_line(tree: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_csv_is_refused_with_its_line(tree: Path, tmp_path: Path, content: bytes | None, says: str) -> None:
     table = tmp_path / "labels.csv"
-    table.write_text(text)
+    if content is not None:
+        table.write_bytes(content)
     with pytest.raises(StellaError, match=says):
         Folder(tree, PLAN, table)
-
-
-def test_a_csv_that_is_missing_or_binary_is_refused(tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(StellaError, match="cannot be read"):
-        Folder(tree, PLAN, tmp_path / "none.csv")
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(StellaError, match="not a CSV file"):
-        Folder(tree, PLAN, tmp_path / "binary.csv")
 
 
 def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
@@ -89,16 +84,41 @@ def test_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
         Folder(tmp_path / "none", PLAN)
 
 
-def test_bad_files_are_listed_and_fail_only_when_read(tmp_path: Path) -> None:
-    (tmp_path / "broken.mp4").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "text.mp4").write_text("hello")
-    folder = Folder(tmp_path, PLAN)
-    assert len(folder) == 2
-    for index in range(2):
-        with pytest.raises(ClipError):
-            folder[index]
+def test_linked_folders_are_part_of_the_tree_and_circles_end(tmp_path: Path) -> None:
+    real, root = tmp_path / "elsewhere", tmp_path / "root"
+    real.mkdir()
+    root.mkdir()
+    (real / "a.mp4").touch()
+    (root / "linked").symlink_to(real)
+    (real / "back").symlink_to(root)
+    assert Folder(root).files == ["linked/a.mp4"]
 
 
-def test_it_travels_to_workers(tree: Path) -> None:
-    folder = pickle.loads(pickle.dumps(Folder(tree, PLAN)))
-    assert folder[0].id == "a, loud/one.mp4"
+def test_bad_files_are_skipped_counted_and_listed_in_a_stream(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    for number in range(9):
+        write_video(videos / f"good{number}.mp4", seed=number)
+    write_video(videos / "mute.mp4", sound=False)
+    write(videos / "blind.mp4", None, tone(1.0, 16_000))
+    (videos / "empty.mp4").touch()
+    (videos / "text.mp4").write_text("this is no video")
+    (videos / "lost.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    whole = (videos / "good0.mp4").read_bytes()
+    (videos / "cut.mp4").write_bytes(whole[: len(whole) // 3])
+    folder, skipped = Folder(videos, PLAN), Skipped(tmp_path / "skipped.jsonl")
+    config = StreamConfig(batch_size=4, size=28, spec_frames=64, most_bad=0.5)
+    batches = list(Stream([("all", folder)], config, skipped=skipped))
+    assert sorted(folder.files[i] for b in batches for i in b.ids) == [f"good{i}.mp4" for i in range(9)]
+    assert [len(batch) for batch in batches] == [4, 4, 1]  # a skipped clip shortens no batch but the last
+    for batch in batches:  # nothing became a constant in silence
+        assert (batch.video.float().flatten(1).std(1) > 1).all() and (batch.audio.flatten(1).std(1) > 0.1).all()
+    records = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    reasons = {Path(record["path"]).name: record["reason"] for record in records}
+    assert reasons.pop("cut.mp4") in ("not a media file", "truncated file")
+    assert reasons == {
+        "mute.mp4": "no audio track",
+        "blind.mp4": "no video track",
+        "empty.mp4": "empty file",
+        "text.mp4": "not a media file",
+        "lost.mp4": "broken link",
+    }

@@ -4,18 +4,17 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.videos import Batched, Long, Short, Videos
+from helpers.streams import check_it_resumes_at_every_batch, ids, same
+from helpers.videos import Batched, Long, Videos
 from rich.console import Console
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from stella.cli import app
@@ -32,8 +31,7 @@ from stella.files import lock
 from stella.media.fbank import MEAN, STD
 from stella.methods.finetune import Finetune
 from stella.runs.config import RunConfig
-from stella.runs.loop import pretrain, resume
-from stella.train.trainer import Trainer
+from stella.runs.loop import pretrain
 
 CONFIG = StreamConfig(batch_size=4, epochs=2, size=16, spec_frames=24, mels=8, seed=3)
 
@@ -47,8 +45,8 @@ def packed(root: Path, clips: Any, **more: Any) -> Packed:
 def close(ours: Clip, theirs: Clip, samples: int = 4080) -> bool:
     """The same clip, its sound rounded to sixteen bits and cut to what filterbanks look at."""
     cut = theirs.audio[:samples]
-    same = torch.equal(ours.video, theirs.video) and ours.audio.shape == cut.shape
-    return same and (ours.audio - cut).abs()[cut < 0.9999].max().item() <= 0.501 / 32768
+    alike = torch.equal(ours.video, theirs.video) and ours.audio.shape == cut.shape
+    return alike and (ours.audio - cut).abs()[cut < 0.9999].max().item() <= 0.501 / 32768
 
 
 def test_what_was_packed_is_read_back(tmp_path: Path) -> None:
@@ -61,18 +59,14 @@ def test_what_was_packed_is_read_back(tmp_path: Path) -> None:
         assert close(ours, clip) and ours.id == clip.id and ours.audio.dtype == torch.float32
         assert ours.labels == source.labels(index) == Labels(clip.labels.name, "one" if index < 7 else "two")
         assert source.location(index) == f"{tmp_path / 'p'}, {clip.id}"
-    with pytest.raises(IndexError):
-        source[12]
-    with pytest.raises(IndexError):
-        source[-1]
+    for outside in (12, -1):
+        with pytest.raises(IndexError):
+            source[outside]
     assert (source.header.pixels, source.header.spec_frames) == (16, 24)
     names = sorted(path.name for path in (tmp_path / "p").iterdir())
     assert names == ["clips.json", "frames.u8", "lengths.i64", "waveforms.i16"]
-
-
-def test_a_source_without_task_names_keeps_its_own(tmp_path: Path) -> None:
-    source = packed(tmp_path / "p", join([Videos(2, "a"), Videos(2, "bb")]))
-    assert source.header.tasks == ["a", "a", "bb", "bb"] and source.header.names == ["c0", "c1"] * 2
+    unnamed = packed(tmp_path / "q", join([Videos(2, "a"), Videos(2, "bb")]))  # keeps the tasks of its clips
+    assert unnamed.header.tasks == ["a", "a", "bb", "bb"] and unnamed.header.names == ["c0", "c1"] * 2
 
 
 def test_the_arrays_are_plain(tmp_path: Path) -> None:
@@ -88,19 +82,14 @@ def test_the_arrays_are_plain(tmp_path: Path) -> None:
 
 
 def test_full_scale_sound_does_not_wrap_around(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Loud(Videos):
-        def __getitem__(self, index: int) -> Clip:
-            return replace(super().__getitem__(index), audio=torch.tensor([1.0, -1.0]).repeat(500))
-
-    assert packed(tmp_path / "p", Loud(1))[0].audio[:2].tolist() == [32767 / 32768, -1.0]
+    loud = part([replace(Videos(1)[0], audio=torch.tensor([1.0, -1.0]).repeat(500))], [0])
+    assert packed(tmp_path / "p", loud)[0].audio[:2].tolist() == [32767 / 32768, -1.0]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_batches_are_the_clips_in_the_order_asked_for(tmp_path: Path, ahead: bool) -> None:
+def test_batches_are_the_clips_in_the_order_asked_for(tmp_path: Path) -> None:
     source = packed(tmp_path / "p", Videos(9))
     for indices in ([4, 1, 8], [0], [3, 3, 2], [8, 7, 6, 5, 4, 3, 2, 1, 0]):
-        if ahead:
+        if len(indices) > 1:
             source.expect(indices)
         video, sound = source.tensors(indices)
         assert video.dtype == torch.uint8 and sound.dtype == torch.float32 and sound.shape == (len(indices), 4080)
@@ -125,89 +114,72 @@ def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_stream_tells_it_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = packed(tmp_path / "p", Videos(10))
-    asked: list[tuple[str, list[int]]] = []
-    for name in ("expect", "tensors"):
+    source, asked = packed(tmp_path / "p", Videos(10)), list[tuple[str, list[int]]]()
+
+    def noted(name: str) -> Callable[..., Any]:
         plain = getattr(Packed, name)
+        return lambda self, indices, *more: (asked.append((name, list(indices))), plain(self, indices, *more))[1]
 
-        def noted(self: Packed, indices: Any, *more: Any, name: str = name, plain: Any = plain) -> Any:
-            if name == "tensors" or tuple(indices) not in {key[1:] for key in self._ahead}:
-                asked.append((name, list(indices)))
-            return plain(self, indices, *more)
-
-        monkeypatch.setattr(Packed, name, noted)
-    wanted = [batch.ids.tolist() for batch in Stream({"p": source}, replace(CONFIG, epochs=1))]
-    first, second, third = wanted
-    assert asked == [
-        *(("expect", second), ("tensors", first), ("expect", first)),  # at first nothing could be known
-        *(("expect", third), ("tensors", second), ("tensors", third)),
+    for name in ("expect", "tensors"):
+        monkeypatch.setattr(Packed, name, noted(name))
+    first, second, third = ids(list(Stream({"p": source}, replace(CONFIG, epochs=1))))
+    order = [(second, first), (third, second), (None, third)]  # what is announced, and then read
+    calls = [
+        [("expect", following)] * bool(following) + [("tensors", now), ("expect", now)] for following, now in order
     ]
-
-
-def equal(ours: Batch, theirs: Batch, atol: float = 0.0) -> bool:
-    same = torch.equal(ours.video, theirs.video) and torch.equal(ours.ids, theirs.ids)
-    return same and torch.allclose(ours.audio, theirs.audio, rtol=0, atol=atol)
+    assert asked == [call for each in calls for call in each]
 
 
 def test_a_stream_gives_the_same_batches_as_from_the_source_itself(tmp_path: Path) -> None:
     """Lengths count: what is behind a short clip's end is padding, not silence. Sound is rounded, hence the 1e-3."""
     videos = Videos(10)
     plain, ours = (list(evaluation_batches(s, CONFIG)) for s in (videos, packed(tmp_path / "p", videos)))
-    assert len(plain) == len(ours) == 3 and all(equal(a, b, 1e-3) for a, b in zip(ours, plain, strict=True))
+    assert len(plain) == 3 and same(ours, plain, sound=1e-3)
     assert (ours[0].audio[0, -1] == -MEAN / STD).all() and (ours[0].audio[3, -2] != -MEAN / STD).all()
 
 
 def test_augmentation_is_that_of_every_source(tmp_path: Path) -> None:
     """Crop for crop that of a batch source; and crops and shifts reach as far as a plain source's do."""
     source = packed(tmp_path / "p", Videos(10))
-    for ours, theirs in zip(Stream({"p": source}, CONFIG), Stream({"p": Batched(10)}, CONFIG), strict=True):
-        assert equal(ours, replace(theirs, audio=ours.audio))
+    assert same(Stream({"p": source}, CONFIG), Stream({"p": Batched(10)}, CONFIG), sound=torch.inf)
     one = Videos(1)
     alone = packed(tmp_path / "one", one)
-    many = replace(CONFIG, epochs=400, batch_size=1)
+    many = replace(CONFIG, epochs=200, batch_size=1)
     crops = [{batch.video.numpy().tobytes() for batch in Stream({"p": s}, many)} for s in (one, alone)]
-    assert len(crops[0]) > 50 and len(crops[0] & crops[1]) > 0.9 * len(crops[0])
+    assert len(crops[0]) > 50 and len(crops[0] & crops[1]) > 0.7 * len(crops[0])
 
 
 def test_worker_processes_are_not_used_and_change_nothing(tmp_path: Path) -> None:
     source = packed(tmp_path / "p", Videos(10))
-    streams = [Stream({"p": source}, replace(CONFIG, workers=n)) for n in (0, 2)]
-    assert not streams[1].pooled
-    for a, b in zip(*streams, strict=True):
-        assert equal(a, b) and not multiprocessing.active_children()
+    alone, pooled = (Stream({"p": source}, replace(CONFIG, workers=n)) for n in (0, 2))
+    assert not pooled.pooled
+    next(pooled)
+    assert not multiprocessing.active_children()
+    next(alone)
+    assert same(alone, pooled)
     mixed = Stream({"p": source, "v": Videos(4)}, replace(CONFIG, workers=1))  # workers open the folder for themselves
-    assert mixed.pooled
-    single = list(Stream({"p": source, "v": Videos(4)}, CONFIG))
-    assert all(equal(a, b) for a, b in zip(mixed, single, strict=True))
+    assert mixed.pooled and same(mixed, Stream({"p": source, "v": Videos(4)}, CONFIG))
     assert torch.equal(pickle.loads(pickle.dumps(source))[3].video, source[3].video)
 
 
 def test_it_resumes_at_every_batch(tmp_path: Path) -> None:
-    source = packed(tmp_path / "p", Videos(10))
-    stream = Stream({"p": source}, CONFIG)
-    states, batches = [stream.state_dict()], []
-    for batch in stream:
-        batches.append(batch)
-        states.append(stream.state_dict())
-    for done, state in enumerate(states):
-        again = Stream({"p": source}, CONFIG)
-        again.load_state_dict(state)
-        rest = list(again)
-        assert len(rest) == len(batches) - done and all(map(equal, rest, batches[done:]))
+    check_it_resumes_at_every_batch({"p": packed(tmp_path / "p", Long(10), windows=5)}, CONFIG)
 
 
 def test_bad_clips_are_skipped_counted_and_listed(tmp_path: Path) -> None:
-    clips = [("one", Videos(9, bad=frozenset({0, 4, 5, 6}))), ("two", Short(3))]
+    two = [Videos(3)[index] for index in range(3)]
+    two[1] = replace(two[1], audio=two[1].audio[:100])
+    clips = [("one", Videos(9, bad=frozenset({0, 4, 5, 6}))), ("two", two)]
     done = pack(clips, tmp_path / "p", pixels=16, spec_frames=24, size=18, workers=0, progress=False)
-    assert (done.clips, done.skipped) == (7, {"no audio track": 4, "too little audio": 1})
-    assert "7 clips" in str(done) and "4 no audio track" in str(done)
+    assert (done.clips, done.skipped) == (7, {"no audio track": 3, "not a media file": 1, "too little audio": 1})
+    assert "7 clips" in str(done) and "3 no audio track" in str(done)
     source = Packed(tmp_path / "p")
     assert source.header.ids == [f"None/{i}" for i in (1, 2, 3, 7, 8, 0, 2)]
     assert close(source[4], Videos(9)[8]) and source.labels(5).task == "two"
     records = [json.loads(line) for line in (tmp_path / "p" / "skipped.jsonl").read_text().splitlines()]
     assert [record["id"] for record in records] == [0, 4, 5, 6, 10]
     assert records[0]["path"] == "file0.mp4" and records[0]["remedy"] == "leave it out"
-    with pytest.raises(StellaError, match=r"no clip could be used .*2 no audio track"):
+    with pytest.raises(StellaError, match=r"no clip could be used .*1 no audio track"):
         packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.tmp").exists()
 
@@ -236,30 +208,25 @@ def test_wide_pictures_become_squares_or_keep_the_width_named(tmp_path: Path) ->
         packed(tmp_path / "f", [("a", Videos(2)), ("b", Videos(2, frames=3))])
 
 
-def spoil_length(root: Path) -> None:
-    with (root / "frames.u8").open("r+b") as file:
-        file.truncate(1000)
-
-
-def spoil_header(change: dict[str, Any]) -> Callable[[Path], None]:
-    def spoil(root: Path) -> None:
-        path = root / "clips.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-    return spoil
+def change(root: Path, **changed: Any) -> None:
+    path = root / "clips.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
 
 
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (spoil_length, r"frames\.u8 is damaged: it has 1000 bytes instead of 5832; restore it"),
+        (
+            lambda root: os.truncate(root / "frames.u8", 1000),
+            r"frames\.u8 is damaged: it has 1000 bytes instead of 5832; restore it",
+        ),
         (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; restore it"),
         (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make them with: stella pack"),
         (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json has version None"),
         (lambda root: (root / "clips.json").write_text("{"), r"clips\.json is damaged"),
-        (spoil_header({"colour": 1}), r"clips\.json does not describe packed clips"),
-        (spoil_header({"version": 1}), r"has version 1 and this program reads version 2; pack again"),
-        (spoil_header({"names": []}), r"ids, names and tasks differ in number"),
+        (lambda root: change(root, colour=1), r"clips\.json does not describe packed clips"),
+        (lambda root: change(root, version=1), r"has version 1 and this program reads version 2; pack again"),
+        (lambda root: change(root, names=[]), r"ids, names and tasks differ in number"),
         (shutil.rmtree, r"p holds no packed clips"),
     ],
 )
@@ -289,6 +256,9 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "p.tmp").mkdir()
     for name in ("clips.json", "frames.u8", "skipped.jsonl"):  # left by a kill
         (tmp_path / "p.tmp" / name).write_text('{"id": 0, "path": "", "reason": "old", "remedy": ""}')
+    with lock(tmp_path / "p.tmp" / ".lock"), pytest.raises(StellaError, match=r"p\.tmp is in use by process"):
+        packed(tmp_path / "p", Videos(3))
+    assert (tmp_path / "p.tmp" / "frames.u8").exists()
     assert len(packed(tmp_path / "p", Videos(3))) == 3 and not (tmp_path / "p" / "skipped.jsonl").exists()
     with pytest.raises(StellaError, match=r"p exists already; delete it"):
         packed(tmp_path / "p", Videos(3))
@@ -311,25 +281,18 @@ def test_windows_are_stored_for_training_to_draw_from(tmp_path: Path) -> None:
     view.expect([1, 0], windows=[0.9, 0.1])
     assert levels(view.tensors([1, 0], windows=[0.9, 0.1])[0]) == [180, 0]
     assert torch.equal(five[2].audio, one[2].audio)
-    for ours, theirs in zip(evaluation_batches(five, CONFIG), evaluation_batches(one, CONFIG), strict=True):
-        assert equal(ours, theirs)
+    assert same(evaluation_batches(five, CONFIG), evaluation_batches(one, CONFIG))
 
 
 def test_a_stream_draws_the_stored_window_nearest_to_that_of_the_videos(tmp_path: Path) -> None:
     config = replace(CONFIG, epochs=8)
     five = packed(tmp_path / "5", Long(6), windows=5)
-    batches = list(Stream({"p": five}, config))
-    stored = [level % 100 for batch in batches for level in levels(batch.video)]
-    direct = [level % 100 for batch in Stream({"p": Long(6)}, config) for level in levels(batch.video)]
+    stored, direct = (
+        [level % 100 for batch in Stream({"p": source}, config) for level in levels(batch.video)]
+        for source in (five, Long(6))
+    )
     assert set(stored) == {0, 20, 40, 60, 80}
     assert max(abs(a - b) for a, b in zip(stored, direct, strict=True)) <= 16
-    resumed = Stream({"p": five}, config)
-    for _ in range(3):  # one batch into the second epoch
-        next(resumed)
-    state = resumed.state_dict()
-    other = Stream({"p": five}, config)
-    other.load_state_dict(state)
-    assert all(map(equal, other, batches[3:]))
 
 
 @pytest.mark.parametrize("windows", [0, 2, -1])
@@ -339,14 +302,6 @@ def test_windows_are_odd(tmp_path: Path, windows: int) -> None:
     with pytest.raises(StellaError, match="one window each; leave it out"):
         packed(tmp_path / "p", Videos(1), windows=3)
     assert not list(tmp_path.iterdir())
-
-
-def test_two_processes_do_not_fill_one_folder(tmp_path: Path) -> None:
-    (tmp_path / "p.tmp").mkdir()
-    (tmp_path / "p.tmp" / "frames.u8").write_bytes(b"of the other")
-    with lock(tmp_path / "p.tmp" / ".lock"), pytest.raises(StellaError, match=r"p\.tmp is in use by process"):
-        packed(tmp_path / "p", Videos(3))
-    assert (tmp_path / "p.tmp" / "frames.u8").read_bytes() == b"of the other"
 
 
 def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
@@ -371,8 +326,7 @@ def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path)
     assert [(name, len(s)) for name, s in train] == [("a", 7), ("b", 14)]
     assert [(name, len(s)) for name, s in evaluate] == [("a", 3), ("b", 6)]
     assert all(isinstance(s, ArraySource) for _, s in (*train, *evaluate))
-    ids = {s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}
-    assert len(ids) == 30
+    assert len({s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}) == 30
     apart = replace(config, eval_path=str(tmp_path / "e"), tasks=("b", "a"))
     assert [(name, len(s)) for name, s in apart.eval_tasks()] == [("b", 3), ("a", 3)]
     assert [(name, len(s)) for name, s in apart.all_tasks()] == [("b", 20), ("a", 10)]
@@ -406,43 +360,17 @@ def test_the_command_packs_what_a_configuration_names(scenes: Path) -> None:
     assert Packed(scenes / "eval")[0].id == Scenes("task1", "eval", 4)[0].id
 
 
-def settings(scenes: Path, *more: str, method: str = "er") -> RunConfig:
-    paths = (f"data.path={scenes / 'train'}", f"data.eval_path={scenes / 'eval'}")
-    return resolve(RunConfig, None, [f"method={method}", *QUICK, *paths, *more])
-
-
-QUIET = Console(file=io.StringIO())
-
-
 def test_a_run_trains_on_packed_clips(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Batch] = []
     plain = Finetune.loss
     monkeypatch.setattr(Finetune, "loss", lambda self, batch: (seen.append(batch), plain(self, batch))[1])
-    result = pretrain(settings(scenes, method="finetune"), tmp_path, console=QUIET)
-    assert result.finished and result.end["A"] is not None and len(result.evaluations) == 3
-    assert [len(batch) for batch in seen] == [4, 4, 2] * 2
+    quiet, paths = Console(file=io.StringIO()), (f"data.path={scenes / 'train'}", f"data.eval_path={scenes / 'eval'}")
+    for method in ("finetune", "multitask"):
+        result = pretrain(
+            resolve(RunConfig, None, [f"method={method}", *QUICK, *paths]), tmp_path / method, console=quiet
+        )
+        assert result.finished and result.end["A"] is not None
+    assert [len(batch) for batch in seen[:6]] == [4, 4, 2] * 2
     assert seen[0].video.shape == (4, 4, 3, 96, 96) and seen[0].audio.shape == (4, 256, 128)
-    assert sorted(id for batch in seen for id in batch.ids.tolist()) == list(range(20))
-    joint = pretrain(settings(scenes, method="multitask"), tmp_path / "joint", console=QUIET)
-    assert joint.finished and len({int(i) // 10 for i in seen[6].ids}) == 2
-
-
-def test_a_run_resumes_exactly(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretrain(settings(scenes), tmp_path / "whole", console=QUIET)
-    calls = 0
-    plain = Trainer.compute
-
-    def interrupted(self: Trainer, batches: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return plain(self, batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "compute", interrupted)
-        assert not pretrain(settings(scenes), tmp_path / "cut", console=QUIET).finished
-    assert resume(tmp_path / "cut", console=QUIET).finished
-    cut, whole = (load_file(tmp_path / run / "model.safetensors") for run in ("cut", "whole"))
-    assert cut.keys() == whole.keys() and all(torch.equal(cut[name], whole[name]) for name in cut)
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert sorted(id for batch in ids(seen[:6]) for id in batch) == list(range(20))
+    assert len({int(i) // 10 for i in seen[6].ids}) == 2  # of both tasks in one batch

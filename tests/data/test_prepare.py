@@ -6,12 +6,14 @@ import signal
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.media_files import write_video
 
 from stella.data import prepare
 from stella.data import workers as pool
@@ -31,7 +33,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory, write_video) -> Path:
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty-four good videos in three classes, and three that cannot be used."""
     root = tmp_path_factory.mktemp("videos")
     for number in range(24):
@@ -88,9 +90,8 @@ def test_videos_become_clips_like_those_read_directly(videos: Path, tmp_path: Pa
     summary = run(videos, tmp_path, shard_bytes=300_000)
     assert (summary.clips, summary.added, sum(summary.skipped.values())) == (24, 24, 3)
     assert summary.skipped["no audio track"] == 1
-    assert (
-        summary.bytes == sum(p.stat().st_size for p in tmp_path.glob("*.tar")) and len(list(tmp_path.glob("*.tar"))) > 1
-    )
+    shards = list(tmp_path.glob("*.tar"))
+    assert summary.bytes == sum(p.stat().st_size for p in shards) and len(shards) > 1
     assert set(listed(tmp_path)) == {"mute.mp4", "text.mp4", "empty.mp4"}
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob("*.tmp"))
     shards, folder = Shards(tmp_path, span=None), Folder(videos, Plan(duration=1.0, size=48, span=None))
@@ -104,9 +105,7 @@ def test_videos_become_clips_like_those_read_directly(videos: Path, tmp_path: Pa
         assert torch.allclose(ours.audio, theirs.audio, atol=1e-4)
 
 
-def test_a_second_run_does_nothing_and_new_files_are_added(
-    videos: Path, tmp_path: Path, write_video, monkeypatch
-) -> None:
+def test_a_second_run_does_nothing_and_new_files_are_added(tmp_path: Path, monkeypatch) -> None:
     src, dst, log = tmp_path / "src", tmp_path / "dst", tmp_path / "log"
     for number in range(3):
         write_video(src / f"{number}.mp4", seed=number)
@@ -135,7 +134,7 @@ def test_it_finishes_and_says_so_when_nothing_can_be_used(tmp_path: Path) -> Non
         Shards(tmp_path / "dst")
 
 
-def test_long_videos_are_split_into_consecutive_clips(tmp_path: Path, write_video) -> None:
+def test_long_videos_are_split_into_consecutive_clips(tmp_path: Path) -> None:
     write_video(tmp_path / "src" / "long.mp4", 4.6)  # red rises by 10 a frame, 8 frames a second
     write_video(tmp_path / "src" / "short.mp4", 0.5)
     (tmp_path / "src" / "bad.mp4").write_text("hello")
@@ -148,12 +147,9 @@ def test_long_videos_are_split_into_consecutive_clips(tmp_path: Path, write_vide
     assert run(tmp_path / "src", tmp_path / "dst", split=True).added == 0
 
 
-def test_windows_cover_a_video_and_short_tails_are_left_out() -> None:
-    assert prepare._starts(10.24, 10.24) == [0.0]
-    assert prepare._starts(20.48, 10.24) == [0.0, 10.24]
-    assert prepare._starts(21.0, 10.24) == [0.0, 10.24]
-    assert prepare._starts(22.0, 10.24) == [0.0, 10.24, 20.48]
-    assert prepare._starts(0.3, 10.24) == [0.0]
+@pytest.mark.parametrize(("duration", "clips"), [(10.24, 1), (20.48, 2), (21.0, 2), (22.0, 3), (0.3, 1)])
+def test_clips_cover_a_video_and_short_tails_are_left_out(duration: float, clips: int) -> None:
+    assert prepare._starts(duration, 10.24) == [0.0, 10.24, 20.48][:clips]
 
 
 def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path: Path, monkeypatch) -> None:
@@ -188,11 +184,11 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
     monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0.05))
     chance = random.Random(0)
     kills = 0
-    while kills < 20:
+    while kills < 12:
         on_disk = stored(dst)
         log.write_text("")
         child = forked_run(videos, dst, shard_bytes=200_000)
-        time.sleep(chance.uniform(0.0, 0.3))
+        time.sleep(chance.uniform(0.0, 0.25))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         redone = {str(Path(line).relative_to(videos)) for line in log.read_text().split()} & on_disk
@@ -201,7 +197,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
             break
         assert os.WIFSIGNALED(status)
         kills += 1
-    assert kills >= 10
+    assert kills >= 8
     monkeypatch.undo()
     monkeypatch.setattr(pool, "START_METHOD", "fork")
     run(videos, dst, shard_bytes=200_000)
@@ -210,10 +206,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
     ours, theirs = Shards(dst), Shards(whole)
     for i in range(24):
         assert ours[i].id == theirs[i].id and torch.equal(ours[i].video, theirs[i].video)
-    names = {p.name for p in dst.iterdir()} - {
-        p.with_suffix(s).name for p in dst.glob("*.tar") for s in (".tar", ".json")
-    }
-    assert names == {"skipped.jsonl", "prepare.json", ".lock"}
+    others = {path.name for path in dst.iterdir() if not path.name.startswith("shard-")}
+    assert others == {"skipped.jsonl", "prepare.json", ".lock"} and not list(dst.glob("*.part"))
 
 
 def stored(dst: Path) -> set[str]:
@@ -231,14 +225,15 @@ def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(prepare, "read_cut", read)
     child = forked_run(videos, tmp_path / "dst")
-    deadline = time.monotonic() + 10
-    while not pids.exists() or len(pids.read_text().split()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while any(alive(int(pid)) for pid in pids.read_text().split()):
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -253,12 +248,13 @@ def alive(pid: int) -> bool:
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:
     dst = tmp_path / "dst"
     run(videos / "a", dst)
-    with pytest.raises(StellaError, match=r"was filled with other settings: seconds was 1\.0 and is now 2\.0"):
-        run(videos / "a", dst, seconds=2.0)
-    with pytest.raises(StellaError, match="above 0"):
-        run(videos / "a", dst, seconds=0.0)
-    with pytest.raises(StellaError, match="is not a folder"):
-        run(tmp_path / "none", dst)
+    for src, seconds, says in (
+        (videos / "a", 2.0, r"was filled with other settings: seconds was 1\.0 and is now 2\.0"),
+        (videos / "a", 0.0, "above 0"),
+        (tmp_path / "none", 1.0, "is not a folder"),
+    ):
+        with pytest.raises(StellaError, match=says):
+            run(src, dst, seconds=seconds)
     with lock(dst / ".lock"):
         _, status = os.waitpid(forked_run(videos / "a", dst), 0)
     assert status != 0 and "is in use by process" in capfd.readouterr().err

@@ -1,15 +1,18 @@
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stella
-from stella.clip import Clip, Labels, labels_of
+from stella.clip import labels_of
 from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import TASKS, Scenes, ScenesConfig
 from stella.data.shards import ShardsConfig
-from stella.data.tasks import Files, Sizes
+from stella.data.tasks import Sizes
 from stella.errors import ConfigError, StellaError
 from stella.runs.config import RunConfig
 
@@ -29,74 +32,67 @@ def test_scenes_tasks_are_all_of_them_or_those_named_in_that_order() -> None:
     assert config.train_tasks()[0][1] is config.train_tasks()[0][1]
 
 
-class _Videos:
-    """Stands for a folder or shards: labels are known without decoding."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., FolderConfig]:
+    """A config of folders whose files, which are never read, have these tasks."""
 
-    def __init__(self, path: str, task_of: list[str | None]) -> None:
-        self.root, self.task_of = Path(path), task_of
+    def make(name: str, tasks: list[str]) -> dict[str, str]:
+        root, table = tmp_path / name, tmp_path / f"{name}.csv"
+        root.mkdir(exist_ok=True)
+        files = [f"{number:02d}.mp4" for number in range(len(tasks))]
+        for file in files:
+            (root / file).touch()
+        table.write_text("".join(f"{file},,{task}\n" for file, task in zip(files, tasks, strict=True)))
+        return {"path": str(root), "labels": str(table)}
 
-    def __len__(self) -> int:
-        return len(self.task_of)
+    def config(of_videos: list[str], evaluation: list[str] | None = None, **more: Any) -> FolderConfig:
+        if evaluation:
+            more |= {f"eval_{key}": value for key, value in make("evaluation", evaluation).items()}
+        return FolderConfig(**make("videos", of_videos), **more)
 
-    def __getitem__(self, index: int) -> Clip:
-        return (str(self.root), index)  # type: ignore[return-value]
-
-    def labels(self, index: int) -> Labels:
-        return Labels(task=self.task_of[index])
-
-
-def use(monkeypatch: pytest.MonkeyPatch, **folders: list[str | None]) -> None:
-    def open(self: FolderConfig, evaluation: bool = False) -> Files:
-        path = (self.eval_path if evaluation else self.path) or ""
-        return _Videos(path, folders[path])
-
-    monkeypatch.setattr(FolderConfig, "open", open)
+    return config
 
 
-def clips(source: object) -> list[int]:
-    return [source[i][1] for i in range(len(source))]  # type: ignore[index, arg-type]
+def clips(source: Any) -> list[int]:
+    return [inside for _, inside in source.clips]
 
 
-def test_a_folders_tasks_are_those_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, videos=["b", "a"] * 30)
-    config = FolderConfig(path="videos")
+def test_a_folders_tasks_are_those_of_its_labels(folder: Callable[..., FolderConfig]) -> None:
+    config = folder(["b", "a"] * 30)
     train, evaluate = config.train_tasks(), config.eval_tasks()
     assert [name for name, _ in train] == [name for name, _ in evaluate] == ["a", "b"]
     for (name, shown), (_, held_out) in zip(train, evaluate, strict=True):
         assert (len(shown), len(held_out)) == (20, 10)
         assert sorted(clips(shown) + clips(held_out)) == [i for i in range(60) if "ba"[i % 2] == name]
         assert labels_of(shown, [0])[0].task == name
-    ordered = FolderConfig(path="videos", tasks=("b", "a"))
-    assert [name for name, _ in ordered.train_tasks()] == ["b", "a"]
+    assert [name for name, _ in replace(config, tasks=("b", "a")).train_tasks()] == ["b", "a"]
+    [(name, source)] = folder([""] * 60).train_tasks()  # without tasks it is one
+    assert (name, len(source)) == ("all", 50)
 
 
-def test_a_folder_without_tasks_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, videos=[None] * 20, more=[None] * 7)
-    [(name, source)] = FolderConfig(path="videos").train_tasks()
-    assert (name, len(source)) == ("all", 14)
-
-
-def test_an_evaluation_set_that_is_given_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, videos=["a", "b"] * 20, more=["a"] * 7 + ["b"] * 9)
-    given = FolderConfig(path="videos", eval_path="more", eval_clips=5)
+def test_an_evaluation_set_that_is_given_is_never_cut(folder: Callable[..., FolderConfig]) -> None:
+    given = folder(["a", "b"] * 20, ["a"] * 7 + ["b"] * 9, eval_clips=5)
     assert [len(source) for _, source in given.train_tasks()] == [20, 20]  # and nothing is held out
     assert [clips(source) for _, source in given.eval_tasks()] == [list(range(7)), list(range(7, 16))]
-    held_out = FolderConfig(path="videos", eval_clips=5)
+    held_out = replace(given, eval_path=None)
     assert [len(source) for _, source in held_out.train_tasks()] == [15, 15]
     assert [len(source) for _, source in held_out.eval_tasks()] == [5, 5]
 
 
-def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, mixed=["a", None, "b"] * 10, few=["a"] * 9, other=["b"] * 20, videos=["a", "b"] * 10)
-    with pytest.raises(StellaError, match=r"10 of 30 clips in mixed have no task .*data\.tasks"):
-        FolderConfig(path="mixed").train_tasks()
-    assert len(FolderConfig(path="mixed", tasks=("a",)).train_tasks()) == 1
-    with pytest.raises(StellaError, match=r"no clips of task c; its tasks are a, b"):
-        FolderConfig(path="mixed", tasks=("c",)).train_tasks()
-    with pytest.raises(StellaError, match=r"task a has 9 clips.*data\.eval_path"):
-        FolderConfig(path="few").train_tasks()
-    with pytest.raises(StellaError, match=r"eval_path=other has no clips of task a"):
-        FolderConfig(path="videos", eval_path="other").eval_tasks()
+@pytest.mark.parametrize(
+    ("videos", "more", "says"),
+    [
+        (["a", "", "b"] * 10, {}, r"10 of 30 clips in .*videos have no task .*data\.tasks"),
+        (["a", "", "b"] * 10, {"tasks": ("c",)}, "no clips of task c; its tasks are a, b"),
+        (["a"] * 9, {}, r"task a has 9 clips.*data\.eval_path"),
+        (["a", "b"] * 10, {"evaluation": ["b"] * 20}, "eval_path=.*evaluation has no clips of task a"),
+    ],
+)
+def test_what_a_folder_lacks_is_told(folder: Any, videos: list[str], more: dict[str, Any], says: str) -> None:
+    with pytest.raises(StellaError, match=says):
+        folder(videos, **more).eval_tasks()
+    if "" in videos:
+        assert len(folder(videos, tasks=("a",)).train_tasks()) == 1
 
 
 @pytest.mark.parametrize(
@@ -106,17 +102,11 @@ def test_what_a_folder_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (["data.source=packed"], "data.source=packed needs clips of your own"),
         (["data.source=videos"], "unknown data.source='videos': did you mean"),
         (["data.source=shard"], r"did you mean shards\? \(known: scenes, folder, shards, packed\)"),
-        (
-            ["data.path=x"],
-            "is not a key of data.source=scenes; .* set data.source to folder or shards or packed",
-        ),
+        (["data.path=x"], "is not a key of data.source=scenes; .* set data.source to folder or shards or packed"),
         (["data.source=folder", "data.path=x", "data.clips=5"], "data.clips is not a key of data.source=folder"),
         (["data.source=packed", "data.path=x", "data.pixels=96"], "data.pixels is not a key of data.source=packed"),
-        (
-            ["data.source=folder", "data.path=x", "data.pixel=96"],
-            r"mean data.pixels\? \(known for source=folder",
-        ),
-        (["data.clip=5"], r"did you mean data.clips\? \(known for source=scenes"),
+        (["data.source=folder", "data.path=x", "data.pixel=96"], r"mean data.pixels\? \(known: source"),
+        (["data.clip=5"], r"did you mean data.clips\? \(known: source"),
         (["data.size=large"], r"data\.size='large'; choose one of scenes"),
         (["data.clips=0"], r"data\.clips=0 must be above 0"),
         (["data.source=shards", "data.path=x", "data.span=0"], r"data\.span=0\.0 must be above 0"),

@@ -31,9 +31,9 @@ def write(
     codec: str = "libx264",
     pix_fmt: str = "yuv420p",
     options: dict[str, str] | None = None,
-    rotate: int | None = None,
     rate: int = 16_000,
     audio_codec: str = "aac",
+    audio_options: dict[str, str] | None = None,
     layout: str = "mono",
     audio_start: float = 0.0,
 ) -> Path:
@@ -44,10 +44,8 @@ def write(
             video.height, video.width = frames[0].shape[:2]
             video.pix_fmt = pix_fmt
             video.codec_context.time_base = Fraction(1, 1000) if times is not None else 1 / Fraction(fps)
-            if rotate is not None:
-                video.set_display_rotation(rotate)
         if audio is not None:
-            sound = out.add_stream(audio_codec, rate=rate, layout=layout)
+            sound = out.add_stream(audio_codec, rate=rate, layout=layout, options=audio_options or {})
         if frames is not None:
             for i, pixels in enumerate(frames):
                 frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
@@ -66,3 +64,14 @@ def write(
                     out.mux(sound.encode(frame))
             out.mux(sound.encode())
     return path
+
+
+def write_video(path: Path, seconds: float = 1.0, *, sound: bool = True, seed: int = 0) -> Path:
+    """At 8 frames a second, red rises by 10 a frame, over a pattern of its own, with a tone of 300 + 10·seed Hz."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pattern = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
+    frames = [pattern.copy() for _ in range(round(8 * seconds))]
+    for number, frame in enumerate(frames):
+        frame[..., 0] = min(255, 10 * number)
+    audio = tone(seconds, 16_000, hertz=300 + 10 * seed) if sound else None
+    return write(path, frames, audio, fps=8, options={"preset": "ultrafast", "crf": "8"})

@@ -6,16 +6,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
+import torch
 from helpers.media_files import level_frame, tone, write
 
 from stella.errors import ClipError, MissingExtraError
 from stella.media.decode import Plan, decode, read_duration
+from stella.media.encode import encode
 
 PLAN = Plan(0, 2.0, 4, 48, None)
 
@@ -34,12 +38,35 @@ def moving(count: int = 50) -> list[np.ndarray]:
     return [level_frame(20 + 3 * i) for i in range(count)]
 
 
-def test_no_audio_track(tmp_path: Path) -> None:
-    assert refused(write(tmp_path / "a.mp4", moving(), None)).reason == "no audio track"
+def whole(path: Path) -> Path:
+    return write(path, moving(), tone(2, 16000))
 
 
-def test_no_video_track(tmp_path: Path) -> None:
-    assert refused(write(tmp_path / "a.mp4", None, tone(2, 16000))).reason == "no video track"
+def playlist(path: Path) -> None:
+    """It opens nothing else."""
+    path.write_text(f"ffconcat version 1.0\nfile {whole(path.with_name('real.mp4')).name}\n")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: write(path, moving(), None), "no audio track"),
+        (lambda path: write(path, None, tone(2, 16000)), "no video track"),
+        (Path.touch, "empty file"),
+        (lambda path: path.write_text("This video is no longer available.\n" * 100), "not a media file"),
+        (playlist, "not a media file"),
+        (lambda path: None, "missing file"),
+        (lambda path: path.symlink_to(path.with_name("gone.mp4")), "broken link"),
+        (lambda path: path.symlink_to(path), "unreadable file"),
+        (os.mkfifo, "not a regular file"),  # and does not wait for a writer
+        (Path.mkdir, "not a regular file"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_reason(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+    make(tmp_path / "a.mp4")
+    begin = time.monotonic()
+    assert refused(tmp_path / "a.mp4").reason == reason
+    assert time.monotonic() - begin < 1
 
 
 def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
@@ -62,28 +89,9 @@ def test_the_cover_of_a_song_is_no_video(tmp_path: Path) -> None:
     assert refused(path).reason == "no video track"
 
 
-def test_zero_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "a.mp4"
-    path.touch()
-    assert refused(path).reason == "empty file"
-
-
-def test_text_named_mp4(tmp_path: Path) -> None:
-    path = tmp_path / "a.mp4"
-    path.write_text("This video is no longer available.\n" * 100)
-    assert refused(path).reason == "not a media file"
-
-
-def test_playlist_named_mp4_opens_nothing_else(tmp_path: Path) -> None:
-    real = write(tmp_path / "real.mp4", moving(), tone(2, 16000))
-    path = tmp_path / "a.mp4"
-    path.write_text(f"ffconcat version 1.0\nfile {real.name}\n")
-    refused(path)
-
-
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.97])
 def test_truncated_mp4_without_its_index(tmp_path: Path, share: float) -> None:
-    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    path = whole(tmp_path / "a.mp4")
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
     assert refused(path).reason in ("not a media file", "truncated file")
@@ -91,20 +99,10 @@ def test_truncated_mp4_without_its_index(tmp_path: Path, share: float) -> None:
 
 def faststart(path: Path) -> Path:
     """A file whose index lies in front, of evenly filled seconds: what a broken download leaves is playable."""
-    rng = np.random.default_rng(0)
-    noise = rng.integers(0, 40, (48, 64, 3), dtype=np.uint8)
-    frames = [np.roll(noise, i, 1) + np.uint8(2 * i) for i in range(100)]
-    write(path, frames, tone(4, 16000))
-    with (
-        av.open(str(path)) as source,
-        av.open(str(path.with_suffix(".f.mp4")), "w", options={"movflags": "faststart"}) as out,
-    ):
-        streams = {s.index: out.add_stream_from_template(s) for s in source.streams}
-        for packet in source.demux():
-            if packet.size:
-                packet.stream = streams[packet.stream_index]
-                out.mux(packet)
-    return path.with_suffix(".f.mp4").rename(path)
+    noise = torch.randint(0, 40, (3, 48, 64), generator=torch.Generator().manual_seed(0))
+    frames = torch.stack([noise.roll(i, 2) + 2 * i for i in range(100)]).to(torch.uint8)
+    encode(path, frames, torch.from_numpy(tone(4, 16000)[0]), 25)
+    return path
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.8])
@@ -140,30 +138,9 @@ def test_one_pixel_wide(tmp_path: Path, codec: str, pix_fmt: str) -> None:
         assert video.float().mean() == pytest.approx(120, abs=3) and video.float().std() < 3
 
 
-def test_missing_file_and_broken_link(tmp_path: Path) -> None:
-    assert refused(tmp_path / "none.mp4").reason == "missing file"
-    link = tmp_path / "link.mp4"
-    link.symlink_to(tmp_path / "gone.mp4")
-    error = refused(link)
-    assert error.reason == "broken link" and "gone.mp4" in error.remedy
-    loop = tmp_path / "loop.mp4"
-    loop.symlink_to(loop)
-    refused(loop)
-
-
-def test_what_is_not_a_file(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo.mp4"
-    os.mkfifo(fifo)
-    begin = time.monotonic()
-    assert refused(fifo).reason == "not a regular file"  # and does not wait for a writer
-    assert time.monotonic() - begin < 1
-    assert refused(tmp_path).reason == "not a regular file"
-    assert refused(Path("/dev/zero")).reason == "not a regular file"
-
-
 def test_names_that_ffmpeg_would_read_as_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "plain.mp4", moving(), tone(2, 16000)).rename("concat:a|b.mp4")
+    whole(tmp_path / "plain.mp4").rename("concat:a|b.mp4")
     assert len(decode("concat:a|b.mp4", PLAN).video) == 4
 
 
@@ -183,29 +160,14 @@ def test_unreadable_permission() -> None:
 
 def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None = 10, sound_until: float = 1e9) -> Path:
     """A long film made by writing a few packets over and over with new times; the sound is an 8 s tone, repeated."""
-    with av.open(str(path.with_suffix(".avi")), "w") as out:
-        video = out.add_stream("mpeg4", rate=fps, options={"g": "300", "bf": "0"})
-        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
-        for level in (60, 60):
-            frame = av.VideoFrame.from_ndarray(level_frame(level), format="rgb24").reformat(format="yuv420p")
-            out.mux(video.encode(frame))
-        out.mux(video.encode())
-    with av.open(str(path.with_suffix(".flac")), "w") as out:
-        sound = out.add_stream("flac", rate=8000, layout="mono", options={"frame_size": "64000"})
-        sound.codec_context.format = "s16"
-        raw = av.AudioFrame.from_ndarray((tone(8, 8000) * 32767).astype(np.int16), format="s16", layout="mono")
-        raw.sample_rate = 8000
-        out.mux(sound.encode(raw))
-        out.mux(sound.encode())
-    with (
-        av.open(str(path.with_suffix(".avi"))) as film,
-        av.open(str(path.with_suffix(".flac"))) as music,
-        av.open(str(path), "w") as out,
-    ):
-        key, delta = (bytes(p) for p in film.demux() if p.size)
-        note = next(bytes(p) for p in music.demux() if p.size)
-        video = out.add_stream_from_template(film.streams.video[0])
-        sound = out.add_stream_from_template(music.streams.audio[0])
+    film, music = path.with_suffix(".avi"), path.with_suffix(".flac")
+    write(film, [level_frame(60)] * 2, None, fps=fps, codec="mpeg4", options={"g": "300", "bf": "0"})
+    write(music, None, tone(8, 8000), rate=8000, audio_codec="flac", audio_options={"frame_size": "64000"})
+    with av.open(str(film)) as one, av.open(str(music)) as two, av.open(str(path), "w") as out:
+        key, delta = (bytes(p) for p in one.demux() if p.size)
+        [note] = (bytes(p) for p in two.demux() if p.size)
+        video = out.add_stream_from_template(one.streams.video[0])
+        sound = out.add_stream_from_template(two.streams.audio[0])
         for second in range(int(hours * 3600)):
             if second % 8 == 0 and second < sound_until:
                 mux(out, sound, note, second * 8000, 64000, Fraction(1, 8000), True)
@@ -215,7 +177,7 @@ def endless(path: Path, hours: float, fps: int = 1, keyframe_every: int | None =
     return path
 
 
-def mux(out: object, stream: object, data: bytes, pts: int, duration: int, base: Fraction, is_key: bool) -> None:
+def mux(out: Any, stream: Any, data: bytes, pts: int, duration: int, base: Fraction, is_key: bool) -> None:
     packet = av.Packet(data)
     packet.stream, packet.time_base, packet.is_keyframe = stream, base, is_key
     packet.pts = packet.dts = pts
@@ -232,15 +194,15 @@ def measure(path, start):
     assert clip.video.float().mean().sub(60).abs() < 3 and len(clip.audio) == 163840 and clip.audio.std() > 0.3
     return time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 measure(sys.argv[1], 5)
-print(*measure(sys.argv[1], 7), *measure(sys.argv[2], 32000))
+print(*measure(sys.argv[1], 7), *measure(sys.argv[2], 10000))
 """
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_ten_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> None:
+def test_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> None:
     short = endless(tmp_path / f"short.{suffix}", 1 / 60)
-    long = endless(tmp_path / f"long.{suffix}", 10.0)
-    assert read_duration(long) == pytest.approx(36000, rel=0.01)
+    long = endless(tmp_path / f"long.{suffix}", 3.0)
+    assert read_duration(long) == pytest.approx(10800, rel=0.01)
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, str(short), str(long)], capture_output=True, text=True, check=True
     )
@@ -252,31 +214,22 @@ def test_ten_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> No
 def test_a_track_that_ended_hours_ago_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = endless(tmp_path / "a.mkv", 1.0, sound_until=8)
     read = []
-    monkeypatch.setattr("stella.media.decode.check_time", lambda *_: read.append(1))
+    monkeypatch.setattr("stella.media.decode._check_time", lambda *_: read.append(1))
     assert len(decode(path, Plan(0, 10.24, 4, 48)).audio) == 8 * 16000
     assert len(read) < 100  # packets, of 3600
     assert refused(path, Plan(3000, 10.24, 4, 48)).reason == "no audio in the clip"
 
 
 def test_a_decode_that_takes_for_ever_meets_the_limit(tmp_path: Path) -> None:
-    path = endless(tmp_path / "a.mkv", 2.0, fps=25, keyframe_every=None)  # one keyframe, two hours before the window
+    path = endless(tmp_path / "a.mkv", 0.5, fps=25, keyframe_every=None)  # one keyframe, half an hour before the window
     begin = time.monotonic()
-    assert refused(path, Plan(7000.0, 5.0), time_limit=0.3).reason == "time limit"
-    assert time.monotonic() - begin < 1.5
-
-
-def test_limit_of_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    assert refused(path, Plan(1790.0, 5.0), time_limit=0.1).reason == "time limit"
+    assert time.monotonic() - begin < 1.3
     assert refused(path, time_limit=-1.0).reason == "time limit"
 
 
 def test_without_av_the_package_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.mp4", moving(), tone(2, 16000))
+    path = whole(tmp_path / "a.mp4")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match="pip install av"):
         decode(path, PLAN)
-
-
-def test_silent_file_is_decoded_not_refused(tmp_path: Path) -> None:
-    clip = decode(write(tmp_path / "a.mp4", moving(), np.zeros((1, 32000), np.float32)), PLAN)
-    assert len(clip.audio) == 32000 and clip.video.float().mean((1, 2, 3)).diff().min() > 10

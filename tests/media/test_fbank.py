@@ -1,6 +1,5 @@
 """`fbank` is Kaldi's, for a whole batch."""
 
-import math
 from pathlib import Path
 
 import kaldi_native_fbank as knf
@@ -34,27 +33,11 @@ def noise(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mels", [128, 40])
-def test_noise_equals_kaldi(mels: int) -> None:
-    waveforms = noise(3, 40960)
-    spec = fbank(waveforms, frames=254, mels=mels, normalise=False)
+@pytest.mark.parametrize("waveforms", [noise(3, 40960), noise(1, 16000) + 0.25, torch.zeros(1, 16000)])
+def test_noise_an_offset_and_silence_equal_kaldi(waveforms: torch.Tensor, mels: int) -> None:
+    spec = fbank(waveforms, frames=1 + (waveforms.shape[1] - 400) // 160, mels=mels, normalise=False)
     for ours, waveform in zip(spec, waveforms, strict=True):
         torch.testing.assert_close(ours, kaldi(waveform, mels), atol=1e-3, rtol=0)
-
-
-def exact(waveform: torch.Tensor) -> torch.Tensor:
-    """[time, 128] step by step as Kaldi describes it, in double precision."""
-    pieces = waveform.double().unfold(0, 400, 160)
-    pieces = pieces - pieces.mean(1, keepdim=True)
-    emphasised = torch.cat([0.03 * pieces[:, :1], pieces[:, 1:] - 0.97 * pieces[:, :-1]], 1)
-    hanning = 0.5 - 0.5 * torch.cos(2 * torch.pi * torch.arange(400, dtype=torch.float64) / 399)
-    power = torch.fft.rfft(emphasised * hanning, 512).abs().square()
-    scale = [1127 * math.log(1 + hertz / 700) for hertz in (20, 8000)]
-    edges = torch.linspace(*scale, 130, dtype=torch.float64)
-    mel = 1127 * torch.log(1 + torch.arange(257, dtype=torch.float64) * 31.25 / 700)
-    filters = [
-        torch.minimum((mel - a) / (b - a), (c - mel) / (c - b)).clamp(min=0) for a, b, c in edges.unfold(0, 3, 1)
-    ]
-    return (power @ torch.stack(filters, 1)).clamp(min=torch.finfo(torch.float32).eps).log()
 
 
 def test_speech_equals_kaldi(speech: Path) -> None:
@@ -62,24 +45,11 @@ def test_speech_equals_kaldi(speech: Path) -> None:
     waveform = decode(speech, Plan(0, 10, 1)).audio
     theirs = kaldi(waveform)
     ours = fbank(waveform[None], frames=len(theirs), normalise=False)[0]
-    torch.testing.assert_close(ours.double(), exact(waveform), atol=2e-3, rtol=0)
     torch.testing.assert_close(
         fbank(waveform[None], frames=len(theirs))[0], (theirs + 5.081) / 4.4849, atol=1e-3, rtol=0
     )
     error = (ours - theirs).abs()
     assert (error > 1e-3).float().mean() < 2e-4 and error.max() < 3e-3
-
-
-def test_silence_equals_kaldi() -> None:
-    theirs = kaldi(torch.zeros(16000))
-    torch.testing.assert_close(fbank(torch.zeros(1, 16000), frames=98, normalise=False)[0], theirs, atol=1e-3, rtol=0)
-    assert theirs.unique().item() == pytest.approx(-15.9424, abs=1e-4)
-
-
-def test_an_offset_changes_nothing() -> None:
-    waveforms = noise(1, 16000)
-    shifted = fbank(waveforms + 0.25, frames=98, normalise=False)
-    torch.testing.assert_close(shifted[0], kaldi(waveforms[0] + 0.25), atol=1e-3, rtol=0)
 
 
 def test_padding_is_zero_before_normalisation_and_the_paper_s_numbers_after() -> None:

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-import torch
-
-from stella.clip import Source
+from stella.clip import Device
 from stella.data.scenes.audit import audit
 from stella.data.scenes.classes import TASKS
 from stella.data.scenes.source import SIZES, Scenes
@@ -34,10 +32,10 @@ class ScenesConfig(SourceConfig):
         size = SIZES[self.size]
         return Sizes(size.pixels, size.spec_frames, size.frames)
 
-    def train_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return self._tasks("train", self.clips, device, cache)
 
-    def eval_tasks(self, device: torch.device | str = "cpu", cache: bool = True) -> Tasks:
+    def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return self._tasks("eval", self.eval_clips, device, cache)
 
     def all_tasks(self, evaluation: bool = False) -> Tasks:
@@ -59,15 +57,12 @@ class ScenesConfig(SourceConfig):
         """The cue audit of the evaluation clips."""
         return dict(_ceilings(replace(self, cache="off", clips=1)))
 
-    def _tasks(self, split: str, clips: int, device: torch.device | str, cache: bool) -> Tasks:
+    def _tasks(self, split: str, clips: int, device: Device, cache: bool) -> Tasks:
+        names = self.tasks or TASKS
+        if not (cache and self.cached):
+            return [(name, Scenes(name, split, clips, size=self.size, seed=self.seed)) for name in names]
         place = str(device if self.cache == "device" else "cpu")
-
-        def task(name: str) -> Source:
-            if cache and self.cached:
-                return _cached(name, split, clips, self.size, self.seed, place)
-            return Scenes(name, split, clips, size=self.size, seed=self.seed)
-
-        return [(name, task(name)) for name in self.tasks or TASKS]
+        return [(name, _cached(name, split, clips, self.size, self.seed, place)) for name in names]
 
 
 @lru_cache(maxsize=2 * len(TASKS))

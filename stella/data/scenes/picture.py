@@ -2,8 +2,9 @@
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,12 +66,9 @@ class Pictures(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """The pixel grid, and the strength of the action for each clip and frame."""
-
-    x: Tensor  # [N] in frame widths
-    y: Tensor
-    act: Tensor  # [B, T]
+    grid: Tensor  # [N] centres of the pixels, in frame widths
     time: Tensor  # [T] in clip lengths
+    act: Tensor  # [B, T] strength of the action: 0 at rest, 1 in the middle of a burst, with short ramps
 
 
 def pictures(draw: Draw, times: Tensor, pixels: int, device: torch.device) -> Pictures:
@@ -90,21 +88,16 @@ def masks(draw: Draw, times: Tensor, pixels: int) -> Tensor:
 
 
 def _frame(draw: Draw, times: Tensor, pixels: int, device: torch.device) -> _Frame:
-    grid = (torch.arange(pixels, device=device) + 0.5) / pixels
-    return _Frame(grid, grid, _acting(draw, times.to(device)), times.to(device))
-
-
-def _acting(draw: Draw, times: Tensor) -> Tensor:
-    """0 at rest, 1 in the middle of a burst, with short ramps, [B, T]."""
-    onset, length = (torch.as_tensor(x).to(times.device)[:, :, None] for x in (draw.onset, draw.length))
+    grid, times = (torch.arange(pixels, device=device) + 0.5) / pixels, times.to(device)
+    onset, length = (torch.as_tensor(x).to(device)[:, :, None] for x in (draw.onset, draw.length))
     since = (times - onset) / length  # [B, 2, T]
-    return (torch.minimum(since, 1 - since) / 0.2).clamp(0, 1).amax(1)
+    return _Frame(grid, times, (torch.minimum(since, 1 - since) / 0.2).clamp(0, 1).amax(1))
 
 
 def _background(draw: Draw, frame: _Frame) -> Tensor:
     """Two broad, slowly drifting waves in two muted colours, [B, 3, T, N, N]."""
-    u = torch.as_tensor(draw.background).to(frame.x.device)[:, :, None, None, None]  # [B, 24, 1, 1, 1]
-    x, y, time = frame.x, frame.y[:, None], frame.time[:, None, None]
+    u = torch.as_tensor(draw.background).to(frame.grid.device)[:, :, None, None, None]  # [B, 24, 1, 1, 1]
+    x, y, time = frame.grid, frame.grid[:, None], frame.time[:, None, None]
     waves = []
     for k in (0, 4):
         angle, cycles = math.pi * u[:, k], 2 + 3 * u[:, k + 1]
@@ -115,56 +108,51 @@ def _background(draw: Draw, frame: _Frame) -> Tensor:
     return torch.lerp(dark, light + 0.14, mix)
 
 
-class _Body(NamedTuple):
-    """The pixels of a frame in an object's coordinates, each [B, T, N, N]."""
+class _Placed(NamedTuple):
+    """An object of every clip: the pixels of the frames in the object's own coordinates, each [B, T, N, N]."""
 
-    x: Tensor  # in the object's own coordinates: turned, stretched, radius 1
+    x: Tensor  # turned, stretched, radius 1
     y: Tensor
     radius: Tensor
     angle: Tensor  # in turns, -0.5 … 0.5
     beyond: Tensor  # distance outside the outline, in radii
-
-
-class _Placed(NamedTuple):
-    """An object of every clip: its pixels and its actions, each [B, T, 1, 1] or [B, 1, 1, 1]."""
-
-    body: _Body
-    cover: Tensor  # share of each pixel that it covers, [B, T, N, N]
-    flash: Tensor
-    ripple: Tensor
-    swell: Tensor
-    bounce: Tensor
-    spin: Tensor
+    cover: Tensor  # share of each pixel that the object covers
+    actions: list[Tensor]  # strength of each of `ACTIONS`, [B, T, 1, 1]
 
 
 def _place(draw: Draw, o: int, frame: _Frame) -> _Placed:
-    device, objects = frame.x.device, draw.objects
-    present, shape, x, turn = (
-        torch.as_tensor(a[:, o]).to(device)[:, None, None, None]
-        for a in (objects.present, objects.shape, objects.x, objects.angle)
-    )  # [B, 1, 1, 1]
+    device, objects = frame.grid.device, draw.objects
+    present, shape, column, turn = _columns(o, device, objects.present, objects.shape, objects.x, objects.angle)
     size, _, height, stretch, _ = torch.as_tensor(objects.visible[:, o]).to(device).mT[:, :, None, None, None]
     action = torch.as_tensor(draw.action).to(device)[:, None]
     act = frame.act if o == 0 else torch.zeros_like(frame.act[:, :1])  # silent objects are painted once for all frames
-    flash, ripple, swell, bounce, spin = (
-        (act * (action == ACTIONS.index(name)))[:, :, None, None]
-        for name in ("flash", "ripple", "swell", "bounce", "spin")
-    )  # [B, T, 1, 1]
+    actions = [(act * (action == number))[:, :, None, None] for number in range(len(ACTIONS))]
+    _, _, swell, bounce, spin = actions
     unit = draw.scale * (0.12 + 0.1 * size) * (1 + 0.45 * swell)
-    centre = (x, 0.78 - 0.46 * height - 0.15 * bounce)
-    body = _body(frame, centre, turn + math.pi / 2 * spin, unit, 2 ** (1.3 * (stretch - 0.5)), shape)
-    cover: Tensor = (0.5 - body.beyond * unit * len(frame.x)).clamp(0, 1) * present  # antialiased over one pixel
-    return _Placed(body, cover, flash, ripple, swell, bounce, spin)
+    aspect = 2 ** (1.3 * (stretch - 0.5))
+    dx, dy = frame.grid - column, frame.grid[:, None] - (0.78 - 0.46 * height - 0.15 * bounce)
+    cos, sin = torch.cos(turn + math.pi / 2 * spin), torch.sin(turn + math.pi / 2 * spin)
+    x = (cos * dx + sin * dy) / (unit * aspect.sqrt())
+    y = (cos * dy - sin * dx) / unit * aspect.sqrt()
+    radius = torch.sqrt(x * x + y * y)
+    angle = torch.atan2(y, x) / (2 * math.pi)
+    beyond = radius - _outlines(device)[shape.expand_as(angle), (angle * _ANGLES).long() % _ANGLES]
+    cover: Tensor = (0.5 - beyond * unit * len(frame.grid)).clamp(0, 1) * present  # antialiased over one pixel
+    return _Placed(x, y, radius, angle, beyond, cover, actions)
+
+
+def _columns(o: int, device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
+    """Column `o` of arrays [B, O], each as [B, 1, 1, 1]."""
+    return [torch.as_tensor(array[:, o]).to(device)[:, None, None, None] for array in arrays]
 
 
 def _paint(image: Tensor, draw: Draw, o: int, frame: _Frame) -> Tensor:
     """Paint object `o` of every clip onto the image; returns the share of each pixel that it covers, [B, T, N, N]."""
     device, objects = image.device, draw.objects
-    texture, shade = (
-        torch.as_tensor(a[:, o]).to(device)[:, None, None, None] for a in (objects.texture, objects.shade)
-    )  # [B, 1, 1, 1]
+    texture, shade = _columns(o, device, objects.texture, objects.shade)
     _, hue, _, _, grain = torch.as_tensor(objects.visible[:, o]).to(device).mT[:, :, None, None, None]
-    body, cover, flash, ripple, swell, bounce, spin = _place(draw, o, frame)
+    body = _place(draw, o, frame)
+    flash, ripple, swell, bounce, spin = body.actions
     pattern = _texture(body, texture, 0.8 * 3**grain)
     if o == 0:  # the marks of an action; each is visible in single patches too
         glow = torch.exp(-3 * body.beyond.clamp_min(0)) * flash
@@ -178,24 +166,11 @@ def _paint(image: Tensor, draw: Draw, o: int, frame: _Frame) -> Tensor:
     tone = shade * (0.62 + 0.38 * torch.tanh(3 * pattern))
     colour = _rgb(0.8 * hue[:, 0, 0])[:, :, None, None]  # [B, 3, 1, 1, 1]
     paint = torch.lerp(colour * tone[:, None], torch.ones((), device=device), 0.75 * flash[:, None])
-    image.lerp_(paint, cover[:, None])
-    return cover
+    image.lerp_(paint, body.cover[:, None])
+    return body.cover
 
 
-def _body(
-    frame: _Frame, centre: tuple[Tensor, Tensor], turn: Tensor, unit: Tensor, aspect: Tensor, shape: Tensor
-) -> _Body:
-    dx, dy = frame.x - centre[0], frame.y[:, None] - centre[1]
-    cos, sin = torch.cos(turn), torch.sin(turn)
-    x = (cos * dx + sin * dy) / (unit * aspect.sqrt())
-    y = (cos * dy - sin * dx) / unit * aspect.sqrt()
-    radius = torch.sqrt(x * x + y * y)
-    angle = torch.atan2(y, x) / (2 * math.pi)
-    reach = _outlines(x.device)[shape.expand_as(angle), (angle * _ANGLES).long() % _ANGLES]
-    return _Body(x, y, radius, angle, radius - reach)
-
-
-def _texture(body: _Body, texture: Tensor, cycles: Tensor) -> Tensor:
+def _texture(body: _Placed, texture: Tensor, cycles: Tensor) -> Tensor:
     """The object's surface, -1 … 1."""
     waves = _waves(body.x.device)[texture]  # [B, 1, 1, 1, 2, 5]
     pattern = torch.ones_like(body.x)

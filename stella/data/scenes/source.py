@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE, Clip, Labels
+from stella.clip import SAMPLE_RATE, Clip, Device, Labels
 from stella.data.scenes.classes import classes
 from stella.data.scenes.draw import EASY, HARD, SLOTS, Draw, Variant, draw
 from stella.data.scenes.picture import masks, pictures
@@ -54,8 +54,7 @@ class Scenes:
         if length < 1:
             raise ConfigError(f"scenes need at least one clip, not {length}")
         self.task, self.split, self.size, self.seed = task, split, SIZES[size], seed
-        self._length = length
-        self.size_name = size
+        self._length, self.size_name = length, size
 
     def __len__(self) -> int:
         return self._length
@@ -63,11 +62,11 @@ class Scenes:
     def __getitem__(self, index: int) -> Clip:
         if not 0 <= index < self._length:
             raise IndexError(f"clip {index} of {self._length}")
-        d = self.draw([index])
-        device = torch.device("cpu")
+        d, device = self.draw([index]), torch.device("cpu")
         picture = pictures(d, self.size.frame_times, self.size.pixels, device)
         audio = waveforms(d, self.size.duration, SAMPLE_RATE, device)
-        return Clip(self.clip_id(index), picture.frames[0], audio[0], self._labels(d, picture.mask))
+        id = f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
+        return Clip(id, picture.frames[0], audio[0], self._labels(d, picture.mask))
 
     def labels(self, index: int) -> Labels:
         """`scenes[i].labels`, without rendering the clip."""
@@ -78,23 +77,16 @@ class Scenes:
         name = classes(self.task)[int(d.label[0])].name
         return Labels(name, self.task, mask[0], torch.from_numpy(events(d)[0]))
 
-    def clip_id(self, index: int) -> str:
-        return f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
-
     def draw(self, indices: Sequence[int]) -> Draw:
         return draw(self.seed, self.task, self.split, indices, self.size.variant)
 
-    def tensors(self, indices: Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Frames uint8 [B, T, 3, N, N] and waveforms float32 [B, S], rendered in parts that fit the CPU's cache or the
-        GPU's memory."""
+    def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
+        """Frames uint8 [B, T, 3, N, N] and waveforms float32 [B, S]."""
         device = torch.device(device)
-        chunk = 4 if device.type == "cpu" else 128
-        parts = []
-        for start in range(0, len(indices), chunk):
-            d = self.draw(indices[start : start + chunk])
-            frames = pictures(d, self.size.frame_times, self.size.pixels, device).frames
-            parts.append((frames, waveforms(d, self.size.duration, SAMPLE_RATE, device)))
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        chunk = 4 if device.type == "cpu" else 128  # fits the CPU's cache or the GPU's memory
+        draws = [self.draw(indices[start : start + chunk]) for start in range(0, len(indices), chunk)]
+        frames = [pictures(d, self.size.frame_times, self.size.pixels, device).frames for d in draws]
+        return torch.cat(frames), torch.cat([waveforms(d, self.size.duration, SAMPLE_RATE, device) for d in draws])
 
     def film(self, index: int, fps: int = 25) -> Tensor:
         """All frames of a clip at a rate to watch, uint8 [N, 3, H, W]; the sampled frames are among them."""
