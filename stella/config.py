@@ -95,15 +95,10 @@ def lay(tree: dict[str, Any], override: str) -> None:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
-    tree[leaf] = _parse(text)
-
-
-def _parse(text: str) -> Any:
-    """A TOML value; anything that is none is a string, so quotes may be left out."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
+        tree[leaf] = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:  # anything else is a string, so quotes may be left out
+        tree[leaf] = text
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

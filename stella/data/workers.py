@@ -179,9 +179,9 @@ class _Worker:
         return Done(key, job, result)
 
     def stop(self) -> None:
+        """End the process. The pipe closes itself: where the garbage collector ends a stream, it already has."""
         self.process.kill()
         self.process.join()
-        self.pipe.close()
 
 
 def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> None:

@@ -189,8 +189,12 @@ class _Cut:
     def gather(self, back: float) -> bool:
         """Collect the packets that the clip needs; False if the seek landed behind the keyframe it needs."""
         from_start = self.begin - back <= self.origin
-        if not from_start and not self._seek(self.begin - back):
-            return False
+        if not from_start:
+            try:
+                moment = int((self.begin - back) / self.tick[self.video.index])
+                self.container.seek(moment, stream=self.video)
+            except require("av.error").FFmpegError:  # not every format can
+                return False
         reached_v = reached_a = -math.inf
         held = 0
         for packet in self._demux():
@@ -215,13 +219,6 @@ class _Cut:
         else:
             self.at_end = True
         return bool(self.video_packets) or from_start
-
-    def _seek(self, moment: float) -> bool:
-        try:
-            self.container.seek(int(moment / self.tick[self.video.index]), stream=self.video)
-        except require("av.error").FFmpegError:  # not every format can
-            return False
-        return True
 
     def _demux(self) -> Iterator[Any]:
         """Packets up to the end of the file's readable part; `_check_reached` decides whether that is enough."""

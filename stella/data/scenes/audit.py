@@ -5,6 +5,7 @@ random, and the audit takes the expected recall. Every A reported on scenes is p
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 from stella.data.scenes.draw import Draw
 from stella.data.scenes.source import Scenes
 from stella.data.tasks import RANKS
-
-Scores = NDArray[np.float64]  # [queries, gallery], higher is nearer
 
 
 def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
@@ -26,7 +25,7 @@ def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
 
 
 def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
-    def column(get: Callable[[Draw], NDArray[np.generic]]) -> NDArray[np.generic]:
+    def column(get: Callable[[Draw], NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([get(d) for d in draws])
 
     pattern = column(lambda d: d.pattern)
@@ -40,8 +39,8 @@ def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
     cause, effect = visible[rows, linked_v], audible[rows, linked_a]
     near_audio = -np.abs(cause[:, None] - audible[:, linked_a].T)  # video query, audio gallery
     near_video = -np.abs(effect[:, None] - visible[:, linked_v].T)  # audio query, video gallery
-    same_time, same_class = _equal(pattern), _equal(label)
-    both = same_time + same_class == 2
+    same_time, same_class = (values[:, None] == values[None] for values in (pattern, label))
+    both = same_time & same_class
     return {
         "chance": _mean_recall(np.zeros_like(same_time)),
         "timing": _mean_recall(same_time),
@@ -51,13 +50,11 @@ def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:
     }
 
 
-def _equal(values: NDArray[np.generic]) -> Scores:
-    same: Scores = (values[:, None] == values[None]).astype(np.float64)
-    return same
+def _mean_recall(scores: NDArray[Any]) -> float:
+    """Expected mean of R@1/5/10 in percent for scores [queries, gallery], higher is nearer.
 
-
-def _mean_recall(scores: Scores) -> float:
-    """Expected mean of R@1/5/10 in percent, where query i's partner is gallery clip i and ties are ranked at random."""
+    Query i's partner is gallery clip i, and ties are ranked at random.
+    """
     own = np.diagonal(scores)[:, None]
     ahead = (scores > own).sum(1)
     tied = (scores == own).sum(1)  # the partner among them
