@@ -97,7 +97,7 @@ def _read(
             for kind, stream in streams.items():
                 if stream is None:
                     raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
-            cut = Cut(path, container, *streams.values(), start, duration, deadline)
+            cut = Cut(path, container, streams["video"], streams["audio"], start, duration, deadline)
             if cut.gather(back):
                 waveform = cut.waveform()
                 return cut.pictures(times, size), waveform

@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Plan, Cut, decode, read_cut
+from stella.media.decode import Cut, Plan, decode, read_cut
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
