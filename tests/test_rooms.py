@@ -31,6 +31,7 @@ ROOMS = (
     "fast",
     "train",
     "runs",
+    "embed",
     "bench",
     "report",
     "experiments",

@@ -176,6 +176,7 @@ class Cut:
     ) -> None:
         self.path, self.container, self.deadline = path, container, deadline
         self.video, self.audio = video, audio
+        self.audio_decoder = audio.codec_context if audio is not None else None
         self.streams = [stream for stream in (video, audio) if stream is not None]
         for stream in container.streams:
             if stream not in self.streams:
@@ -252,7 +253,7 @@ class Cut:
         for packet in self.audio_packets:
             _check_time(self.path, self.deadline)
             try:
-                frames = [] if packet.is_corrupt else self.audio.codec_context.decode(packet)
+                frames = [] if packet.is_corrupt else self.audio_decoder.decode(packet)
                 broken = packet.is_corrupt
             except av.error.InvalidDataError:
                 frames, broken = [], True
@@ -261,7 +262,7 @@ class Cut:
                 raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
             for frame in frames:
                 sound.add(frame)
-        for frame in self.audio.codec_context.decode(None):
+        for frame in self.audio_decoder.decode(None):
             sound.add(frame)
         waveform = sound.waveform()
         self._check_reached(self.audio, self.begin + len(waveform) / SAMPLE_RATE)
