@@ -13,13 +13,15 @@ __version__ = "0.1.0"
 __all__ = ["Embeddings", "Maps", "Model", "load"]
 
 if TYPE_CHECKING:
-    from stella.embed import Embeddings, Maps, Model, load
+    from stella.embed.load import load
+    from stella.embed.localise import Maps
+    from stella.embed.model import Embeddings, Model
+else:
 
+    def __getattr__(name: str) -> Any:
+        """The public names are imported when they are first used, since torch takes seconds."""
+        if name not in __all__:
+            raise AttributeError(f"module 'stella' has no attribute {name!r}")
+        from stella import embed
 
-def __getattr__(name: str) -> Any:
-    """The public names are imported when they are first used, since torch takes seconds."""
-    if name not in __all__:
-        raise AttributeError(f"module 'stella' has no attribute {name!r}")
-    from stella import embed
-
-    return getattr(embed, name)
+        return getattr(embed, name)
