@@ -1,5 +1,7 @@
 """A model as a folder, in Hugging Face's convention, and its two encoders as ONNX."""
 
+import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,8 @@ tags: [audio-visual, video, audio, retrieval, continual-learning]
 
 An audio-video model in the format of STELLA: {parameters:,} parameters, embeddings of {dim} numbers. One embedding
 stands for {duration:g} seconds of sound, or of video ({frames} frames of {pixels}×{pixels} pixels). Sound and video of
-one moment have similar embeddings: compare them by their inner product. {localises}
+one moment have similar embeddings: compare them by their inner product.
+{localises}
 
 ```python
 import stella
@@ -110,6 +113,7 @@ def export_onnx(model: "Model", folder: Path) -> None:
     """`video.onnx`: uint8 [B, T, 3, H, W] → [B, D]; `audio.onnx`: normalised spectrograms [B, time, mel] → [B, D]."""
     for package in ("onnx", "onnxscript"):
         require(package, "onnx")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages that are not needed
     _prepare(folder)
     i = model.inputs
     examples = {
@@ -119,13 +123,14 @@ def export_onnx(model: "Model", folder: Path) -> None:
     cav = CAV(model.cav.config).eval()
     cav.load_state_dict(model.cav.state_dict())
     for kind, example in examples.items():
-        with whole(folder / f"{kind}.onnx") as fresh:
+        with whole(folder / f"{kind}.onnx") as fresh, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about torch's own code
             torch.onnx.export(
-                _Encoder(cav, kind),
+                _Encoder(cav, kind).eval(),
                 (example,),
                 fresh,
                 input_names=[kind],
-                output_names=["embedding"],
+                output_names=["vectors"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 opset_version=OPSET,
                 external_data=False,

@@ -26,7 +26,7 @@ def media_files(given: Sequence[Path]) -> list[Path]:
 class Collected:
     """Rows of vectors on their way to `out`, which `write` makes: a row for the picture or sound of one window.
 
-    Arrays: `vectors` float32 [N, D], `start` and `end` float64 [N] in seconds, `file` int64 [N] into `files`, `kind`
+    Arrays: `vectors` float32 [N, D], `start` and `end` float64 [N] in seconds, `file_index` [N] into `files`, `kind`
     int64 [N], 0 for video and 1 for audio. `files` and the model's `fingerprint` are arrays of an npz and metadata of a
     safetensors file.
     """
@@ -51,7 +51,7 @@ class Collected:
             name: torch.cat([getattr(each, name) for *_, each in self.parts]) for name in ("vectors", "start", "end")
         }
         counts = [(file, kind, len(each)) for file, kind, each in self.parts]
-        for name, column in (("file", 0), ("kind", 1)):
+        for name, column in (("file_index", 0), ("kind", 1)):
             tensors[name] = torch.cat([torch.full((row[2],), row[column]) for row in counts])
         with whole(self.out) as fresh:
             if self.out.suffix == ".npz":
