@@ -13,11 +13,16 @@ from stella.errors import StellaError
 from stella.model.avm import AVM, draw_pairs, score
 from stella.rng import generator
 
-LR = 5e-4
-
 
 def train_matching(
-    model: Model, source: Source, steps: int = 300, *, batch: int = 16, workers: int = 0, seed: int = 0
+    model: Model,
+    source: Source,
+    steps: int = 300,
+    *,
+    batch: int = 16,
+    lr: float = 5e-4,
+    workers: int = 0,
+    seed: int = 0,
 ) -> float:
     """Train a new matching module on clips of a source and put it into the model; returns its last mean loss.
 
@@ -39,7 +44,7 @@ def train_matching(
         "drop_last": True,
     }
     config = StreamConfig(batch_size=batch, epochs=epochs, workers=workers, seed=seed, **sizes)
-    optimizer, gen, losses = torch.optim.Adam(avm.parameters(), LR), generator(seed, "matching"), []
+    optimizer, gen, losses = torch.optim.Adam(avm.parameters(), lr), generator(seed, "matching"), []
     with closing(Stream([("matching", source)], config, model.device)) as stream:
         for _, clips in zip(range(steps), stream, strict=False):
             scored = score(model.cav, avm, model.cav.patches_a(clips.audio), model.cav.patches_v(clips.video))
