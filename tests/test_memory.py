@@ -66,7 +66,7 @@ def test_is_vitters_algorithm_whatever_the_batches(capacity: int, batches: list[
 
 
 def test_is_uniform_over_all_clips_seen() -> None:
-    capacity, total, runs = 8, 40, 3000
+    capacity, total, runs = 8, 40, 1000
     counts: Counter[int] = Counter()
     for seed in range(runs):
         counts.update(held(fill(make(capacity, seed), total, 7)))

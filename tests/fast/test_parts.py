@@ -12,15 +12,16 @@ import torch.nn.functional as F
 from helpers.method_toys import TOY, batch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import CheckpointPolicy
 
 from stella import losses, selection
 from stella.fast import parts
-from stella.fast.activations import Activations
+from stella.fast.activations import Activations, keeping, policy
 from stella.fast.parts import PARTS, applied, linear_gelu, missing
 from stella.model import vit
 from stella.model.avm import AVM, draw_pairs, score
 from stella.model.cav import CAV, split_by_noise
-from stella.model.vit import Block
+from stella.model.vit import Block, transform
 from stella.rng import generator
 
 DIM, HEADS = 24, 3
@@ -219,6 +220,18 @@ def test_products_and_attention_alone_are_kept(counter: CompileCounterWithBacken
         return sum(sizes.values()) / x.numel()
 
     assert 5.5 < kept("narrow") < 7 < 9.5 < kept("products") < 11 < 14 < kept("all")
+
+
+def test_narrow_recomputes_wide_products() -> None:
+    aten, x = torch.ops.aten, torch.empty(5, 6)
+    again, saved = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
+    for width, expected in ((24, again), (18, saved)):
+        weight = torch.empty(6, width)
+        for op, args in ((aten.mm.default, (x, weight)), (aten.addmm.default, (torch.empty(width), x, weight))):
+            assert policy("narrow", None, op, *args) == expected
+            assert policy("products", None, op, *args) == saved
+    assert policy("products", None, aten.gelu.default, x) == CheckpointPolicy.PREFER_RECOMPUTE
+    assert keeping(transform, "all") is transform
 
 
 def test_the_model_names_nothing_of_this() -> None:

@@ -164,7 +164,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 @pytest.mark.parametrize("clips", [0, 4])
 @every
 def test_works_with_any_batch_and_any_filling(name: str, clips: int) -> None:
-    """Empty, part-full, full; batches smaller and larger than the memory, and of one clip: the parts have one name."""
+    """Empty, part-full, full; batches smaller and larger than the memory, and of one clip: always the same parts."""
     one = method(name, clips=clips, **ALL_ENTER.get(name, {}))
     found = train(one, [1, 2, 6, 3, 1, 7])
     for parts in found:

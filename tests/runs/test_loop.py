@@ -326,7 +326,7 @@ def test_a_resumed_run_needs_neither_its_initial_weights_nor_its_checkpoint_in_m
 
 
 def test_a_full_disk_while_lines_are_written_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    config = quick("finetune", "train.log_every=1")
+    config = quick("finetune", "stream.epochs=2", "train.log_every=1")
     told = rf"{tmp_path}/run cannot be written .*nothing up to the last checkpoint is lost.*--resume"
     with small_disk(1500), pytest.raises(StellaError, match=told):  # one evaluation and a few steps
         pretrain(config, tmp_path / "run", console=QUIET)
@@ -539,6 +539,7 @@ def test_the_model_that_a_method_names_is_evaluated_and_saved(tmp_path: Path, mo
 def test_slow_weights_are_evaluated_and_saved_beside_the_working_ones(tmp_path: Path, whole: Whole) -> None:
     result, plain = pretrain(quick("derpp", "train.ema=0.9"), tmp_path, console=QUIET), whole("derpp")
     assert {key: result.end[key] for key in "AF"} == {key: plain.end[key] for key in "AF"}
+    assert same(outcome(tmp_path)["weights"], outcome(plain.run)["weights"])
     assert not (plain.run / "slow.safetensors").exists() and "slow" not in plain.end
     assert {"A", "F", "a2v", "v2a"} <= result.end["slow"].keys()
     first, last = result.evaluations[0], result.evaluations[-1]
