@@ -40,18 +40,6 @@ def test_ranks_equal_the_naive_ones_with_many_ties_for_every_chunk(
     assert ranks(query, gallery, targets).tolist() == expected
 
 
-def test_chunks_give_what_the_full_matrix_gives() -> None:
-    gen = torch.Generator().manual_seed(0)
-    query, gallery = (torch.nn.functional.normalize(torch.randn(333, 24, generator=gen)) for _ in range(2))
-    query = query + 0.8 * gallery
-    scores = query.double() @ gallery.double().T
-    places = (scores >= scores.diagonal()[:, None]).sum(1)
-    expected = {k: 100 * float((places <= k).sum()) / 333 for k in (1, 5, 10)}
-    assert 0 < expected[1] < expected[5] < expected[10] < 100
-    for chunk in (7, 64, 333, 5000):
-        assert recall(query, gallery, chunk=chunk) == pytest.approx(expected)
-
-
 def test_no_more_than_a_chunk_of_scores_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     matmul = Tensor.__matmul__

@@ -69,8 +69,9 @@ def test_the_papers_settings_are_the_defaults() -> None:
     assert (c.lr, c.beta1, c.beta2, c.weight_decay, c.warmup_steps) == (1e-4, 0.95, 0.999, 5e-7, 0)
 
 
-def test_a_cpu_computes_in_float32() -> None:
-    machine = runtime("cpu")
+def test_a_cpu_computes_in_float32_as_written() -> None:
+    machine = runtime("cpu", "auto", "auto")
+    assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
     with machine.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     with pytest.raises(ConfigError, match="needs a GPU"):
