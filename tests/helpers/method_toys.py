@@ -62,7 +62,7 @@ def spy(patch: pytest.MonkeyPatch, owner: Any) -> list[tuple[Any, ...]]:
 def plain_parts(
     model: CAV, a: Patches, v: Patches, split_a: Split, split_v: Split, tau: float = 0.05, norm_pix: bool = True
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """The parts of L of each clip [n], unweighted, and z_a and z_v [n, D]: clip by clip, which are negatives of all."""
+    """The unweighted parts of L of each clip [n], z_a and z_v [n, D]. Each clip runs alone; all are negatives."""
     outs = [model.pretrain(*(x[i : i + 1] for x in (a, v, split_a, split_v))) for i in range(len(a.values))]
 
     def recon(predicted: Tensor, target: Tensor) -> Tensor:

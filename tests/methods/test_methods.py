@@ -140,7 +140,7 @@ def _bytes(name: str, preset: str, **args: Any) -> int:
 
 @pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if cls.columns(TOY, cls.Config())])
 def test_2000_clips_of_the_paper_take_at_most_1_8_gb(name: str) -> None:
-    """But for GMED, which keeps edits in half precision."""
+    """Except GMED, which also keeps its edits."""
     video, audio = 4 * 3 * 224 * 224, 1024 * 128
     clip = 8 + video + 2 * audio  # id, uint8 frames, half-precision spectrogram
     outputs, queries, scores = 4 * 2 * 768, 4 * 2 * 768, 4 * 2 * (512 + 784)
