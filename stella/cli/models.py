@@ -1,4 +1,4 @@
-"""`stella evaluate`, `report`, `methods`, `weights` and `bench`."""
+"""`stella evaluate`, `report`, `methods`, `config`, `weights` and `bench`."""
 
 import sys
 from collections.abc import Mapping
@@ -61,6 +61,18 @@ def methods(
         raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
     page = methods_table(METHODS) if name is None else method_page(METHODS[name])
     wide(100).print(page, highlight=False, soft_wrap=True)
+
+
+def config(
+    section: Annotated[
+        str | None, typer.Argument(help="Section such as train, data or data.folder.", show_default="all")
+    ] = None,
+) -> None:
+    """List the keys of a run's configuration: what each sets, its unit and its default."""
+    from stella.report.settings import config_tables
+
+    for table in config_tables(section):
+        console.print(table, highlight=False)
 
 
 def weights(

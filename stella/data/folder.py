@@ -19,7 +19,7 @@ VIDEO_SUFFIXES = (
 
 @dataclass(frozen=True)
 class FolderConfig(DecodedConfig):
-    source: Literal["folder"] = "folder"
+    source: Literal["folder"] = "folder"  # video files
     labels: str | None = None  # CSV of file,label[,task]; none: folders are labels
     eval_labels: str | None = None  # the same for eval_path
 

@@ -31,7 +31,7 @@ AHEAD = 3  # batches read, or on their way to a GPU, before they are used
 class PackedConfig(FilesConfig):
     """The clips have the sizes that they were packed for."""
 
-    source: Literal["packed"] = "packed"
+    source: Literal["packed"] = "packed"  # arrays made by `stella pack`
 
     def open(self, evaluation: bool = False) -> "Packed":
         return Packed((self.eval_path if evaluation else self.path) or "")

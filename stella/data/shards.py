@@ -31,7 +31,7 @@ END_OF_TAR = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True)
 class ShardsConfig(DecodedConfig):
-    source: Literal["shards"] = "shards"
+    source: Literal["shards"] = "shards"  # tar files made by `stella prepare`
 
     def open(self, evaluation: bool = False) -> "Shards":
         root = self.eval_path if evaluation else self.path

@@ -181,7 +181,7 @@ class DecodedConfig(FilesConfig):
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
     pixels: int = 224  # after cropping
-    frames: int = 4
+    frames: int = 4  # video frames of a clip
     duration: float = 10.24  # seconds of a clip
     span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
 
