@@ -125,6 +125,25 @@ class Located(Protocol):
     def location(self, index: int) -> str: ...
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Which clip this is, in its folder."""
+
+    id: str
+    recording: str  # the video it was cut out of: all clips of one are on the same side of a split
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A source of clips on a disk."""
+
+    def origin(self, index: int) -> Origin: ...
+
+    def stamp(self, index: int) -> str:
+        """A text that changes with the clip's content, as far as that is known without reading it."""
+        ...
+
+
 def clip_of(source: Source, index: int, window: float = MIDDLE) -> Clip:
     return source.clip(index, window) if isinstance(source, Windowed) else source[index]
 

@@ -4,9 +4,9 @@ import csv
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
-from stella.clip import MIDDLE, Clip, Labels
+from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig, with_margin
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
@@ -19,6 +19,8 @@ VIDEO_SUFFIXES = (
 
 @dataclass(frozen=True)
 class FolderConfig(DecodedConfig):
+    paths: ClassVar = ("path", "eval_path", "labels", "eval_labels")
+
     source: Literal["folder"] = "folder"  # video files
     labels: str | None = None  # CSV of file,label[,task]; none: folders are labels
     eval_labels: str | None = None  # the same for eval_path
@@ -53,6 +55,15 @@ class Folder:
 
     def location(self, index: int) -> str:
         return str(self.root / self.files[index])
+
+    def origin(self, index: int) -> Origin:
+        return Origin(self.files[index], self.files[index])
+
+    def stamp(self, index: int) -> str:
+        try:
+            return f"{(self.root / self.files[index]).stat().st_size} bytes"
+        except OSError as error:
+            return str(error.strerror)
 
     def labels(self, index: int) -> Labels:
         return self._labels.get(self.files[index], Labels())

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Device, Labels, send
-from stella.data.tasks import FilesConfig, Sizes
+from stella.clip import MIDDLE, Clip, Device, Labels, Origin, send
+from stella.data.tasks import FilesConfig, Sizes, recording_of
 from stella.errors import StellaError
 from stella.files import read_json
 
@@ -86,6 +86,13 @@ class Packed:
         [row] = self._rows([index], [window])
         frames = torch.from_numpy(np.array(self._frames[row]))
         return Clip(self.header.ids[index], frames, samples / SCALE, self.labels(index))
+
+    def origin(self, index: int) -> Origin:
+        id = self.header.ids[index]
+        return Origin(id, recording_of(id))
+
+    def stamp(self, index: int) -> str:
+        return f"{int(self._lengths[index])} samples"
 
     def labels(self, index: int) -> Labels:
         return Labels(self.header.names[index], self.header.tasks[index])

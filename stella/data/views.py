@@ -6,7 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stella.clip import ArraySource, BatchSource, Clip, Device, Labels, Source, clip_of, labels_of, location_of, send
+from stella.clip import (
+    ArraySource,
+    BatchSource,
+    Clip,
+    Device,
+    Labels,
+    Source,
+    Stored,
+    clip_of,
+    labels_of,
+    location_of,
+    send,
+)
 
 BLOCK = 32  # clips that a cache makes together
 
@@ -35,6 +47,11 @@ class View:
 
     def location(self, index: int) -> str:
         return location_of(*self._at(index))
+
+    def stored(self, index: int) -> tuple[Stored, int] | None:
+        """The source on a disk that holds this clip, and its index there; None if it is not on a disk."""
+        source, inside = self._at(index)
+        return (source, inside) if isinstance(source, Stored) else None
 
     def _at(self, index: int) -> tuple[Source, int]:
         if not 0 <= index < len(self):

@@ -31,6 +31,7 @@ from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.runs.build import build_method, check
+from stella.runs.clips import keep_clips
 from stella.runs.config import FREE, RunConfig, machine, settle, stored_config
 from stella.runs.environment import environment, provenance
 from stella.runs.folder import RunFolder
@@ -89,7 +90,7 @@ def resume(
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
-    old, new = to_tree(stored_config(folder)), to_tree(config)
+    old, new = to_tree(settle(stored_config(folder))), to_tree(config)
     for key in FREE:
         table, name = key.split(".")
         if name in old[table] and name in new[table]:
@@ -113,6 +114,7 @@ class Run:
         state = self.checkpoints.load()
         self.method = build_method(config, self.machine.device, initial=state is None)
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(self.machine.device))
+        keep_clips(folder.clips, self.tasks, self.eval_tasks)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         self.skipped = Skipped(folder.skipped)
         self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
