@@ -119,6 +119,13 @@ class Labelled(Protocol):
 
 
 @runtime_checkable
+class Classified(Protocol):
+    """A source whose masks take time to make, so that it tells a clip's class alone."""
+
+    def class_of(self, index: int) -> str | None: ...
+
+
+@runtime_checkable
 class Located(Protocol):
     """A source that knows where each clip is stored."""
 
@@ -152,6 +159,11 @@ def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
     """The labels of these clips: for a batch of `evaluation_batches`, those of `batch.ids`."""
     which = [int(index) for index in indices]
     return [source.labels(i) if isinstance(source, Labelled) else source[i].labels for i in which]
+
+
+def class_of(source: Source, index: int) -> str | None:
+    """The class of a clip, without its other labels where the source can tell."""
+    return source.class_of(index) if isinstance(source, Classified) else labels_of(source, [index])[0].name
 
 
 def location_of(source: Source, index: int) -> str:

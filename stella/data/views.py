@@ -14,6 +14,7 @@ from stella.clip import (
     Labels,
     Source,
     Stored,
+    class_of,
     clip_of,
     labels_of,
     location_of,
@@ -44,6 +45,9 @@ class View:
     def labels(self, index: int) -> Labels:
         source, inside = self._at(index)
         return labels_of(source, [inside])[0]
+
+    def class_of(self, index: int) -> str | None:
+        return class_of(*self._at(index))
 
     def location(self, index: int) -> str:
         return location_of(*self._at(index))
@@ -153,6 +157,9 @@ class Cached:
         if index not in self._labels:
             self._labels[index] = labels_of(self.source, [index])[0]
         return self._labels[index]
+
+    def class_of(self, index: int) -> str | None:
+        return class_of(self.source, index)
 
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
         # Whole blocks are made, since a few large renderings cost less than many small ones.

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from stella.clip import Labelled, Source
+from stella.clip import Source, class_of
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
 from stella.evaluate.classes import class_measures
 from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Autocast, Embeddings, embed, task_recall
+from stella.evaluate.retrieval import Autocast, embed, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
@@ -49,7 +49,10 @@ def evaluate_tasks(
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),
         "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
-        "classes": class_measures(embeddings, _classes(tasks, embeddings)),
+        "classes": class_measures(
+            embeddings,
+            [[class_of(source, i) for i in e.ids.tolist()] for (_, source), e in zip(tasks, embeddings, strict=True)],
+        ),
         "avm_accuracy": None,
         "avm_accuracy_by_task": None,
         "importance_ratio": None,
@@ -67,11 +70,3 @@ def evaluate_tasks(
         "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
         "importance_ratio": [None if ratio != ratio else ratio for ratio in ratios],
     }
-
-
-def _classes(tasks: Tasks, embeddings: Sequence[Embeddings]) -> list[list[str | None]]:
-    """The class of each embedded clip, where it is known without decoding."""
-    return [
-        [source.labels(i).name if isinstance(source, Labelled) else None for i in found.ids.tolist()]
-        for (_, source), found in zip(tasks, embeddings, strict=True)
-    ]
