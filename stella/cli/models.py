@@ -53,15 +53,16 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Method to describe in full.", show_default="list all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Method to describe in full: a name, or FILE.py:CLASS.", show_default="list all"),
+    ] = None,
 ) -> None:
     """List the methods: what each does, what it stores of a clip, and what its steps cost."""
-    from stella.methods import METHODS
+    from stella.methods import METHODS, find
     from stella.report.methods import method_page, methods_table
 
-    if name is not None and name not in METHODS:
-        raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    page = methods_table(METHODS) if name is None else method_page(METHODS[name])
+    page = methods_table(METHODS) if name is None else method_page(find(name))
     wide(100).print(page, highlight=False, soft_wrap=True)
 
 

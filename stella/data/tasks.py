@@ -106,6 +106,12 @@ def recording_of(id: str) -> str:
     return re.sub(r"@\d+\.\d{3}$", "", id)
 
 
+def natural(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
+    """A sort key that orders numbers in names by their value: task2 before task10."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts), name
+
+
 class Files(Source, Stored, Protocol):
     """Clips on a disk, whose labels name their tasks."""
 
@@ -116,7 +122,7 @@ class Files(Source, Stored, Protocol):
 
 @dataclass(frozen=True)
 class FilesConfig(SourceConfig):
-    """A source of files. Its tasks are those of its labels, sorted by name, or one if it has none.
+    """A source of files. Its tasks are those of its labels, in natural order, or one if it has none.
 
     Without `eval_path` a share of the recordings is held out for evaluation. A hash of a recording's name decides, so
     that it stays on its side when others come or go. At most `eval_clips` of each task are evaluated.
@@ -178,7 +184,7 @@ class FilesConfig(SourceConfig):
                 f"{len(found[None])} of {len(source)} clips in {source.root} have no task and the others have; "
                 "give them one, or name the tasks to use in data.tasks"
             )
-        known = sorted(name for name in found if name is not None)
+        known = sorted((name for name in found if name is not None), key=natural)
         if missing := [name for name in self.tasks if name not in found]:
             raise StellaError(
                 f"{source.root} has no clips of task {', '.join(missing)}; its tasks are {', '.join(known)}"

@@ -46,7 +46,7 @@ class EvaluateConfig:
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0  # of initial weights, order, augmentation, masks and memory; data.seed is another
-    method: str = "stella"  # a name from `stella methods`
+    method: str = "stella"  # a name from `stella methods`, or FILE.py:CLASS with a method of your own
     args: dict[str, Any] = field(default_factory=dict)  # hyper-parameters of the method
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=ScenesConfig)
@@ -63,7 +63,9 @@ class RunConfig:
 
 def settle(config: RunConfig) -> RunConfig:
     """The configuration with derived values filled in: sizes, absolute paths, the stream's seed and its workers."""
-    config = replace(config, data=config.data.absolute())
+    own_file = ".py:" in config.method
+    method = str(Path(config.method).absolute()) if own_file else config.method
+    config = replace(config, data=config.data.absolute(), method=method)
     from_data, m = config.data.sizes(), config.model
     if m.frames not in (None, from_data.frames):
         raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")

@@ -14,7 +14,7 @@ from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import TASKS, Scenes, ScenesConfig
 from stella.data.shards import ShardsConfig
-from stella.data.tasks import Sizes, recording_of
+from stella.data.tasks import Sizes, natural, recording_of
 from stella.errors import ConfigError, StellaError
 from stella.runs.config import RunConfig
 
@@ -71,6 +71,25 @@ def test_a_folders_tasks_are_those_of_its_labels(folder: Callable[..., FolderCon
     unlabelled = folder([""] * 60, eval_share=0.3)  # without tasks it is one
     [(name, source)] = unlabelled.train_tasks()
     assert name == "all" and len(source) + len(unlabelled.eval_tasks()[0][1]) == 60
+
+
+def test_folders_are_tasks_in_natural_order(tmp_path: Path) -> None:
+    for name in ("task10", "task2", "task2/part b", "Task1"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(12):
+            (tmp_path / name / f"{number}.mp4").touch()
+    config = FolderConfig(path=str(tmp_path), tasks_from="folders", eval_share=0.4)
+    assert [name for name, _ in config.train_tasks()] == ["Task1", "task2", "task2/part b", "task10"]
+    assert {labels_of(source, [0])[0].task for _, source in config.eval_tasks()} == set(dict(config.train_tasks()))
+    assert labels_of(dict(config.train_tasks())["task2/part b"], [0])[0].name == "part b"
+    (tmp_path / "loose.mp4").touch()
+    with pytest.raises(StellaError, match=r"loose.mp4 is in no sub-folder, so it has no task; move it into one"):
+        config.train_tasks()
+
+
+@given(st.lists(st.text(max_size=6)))
+def test_natural_order_is_an_order_of_any_names(names: list[str]) -> None:
+    assert sorted(sorted(names, key=natural, reverse=True), key=natural) == sorted(names, key=natural)
 
 
 def test_an_evaluation_set_that_is_given_is_never_cut(folder: Callable[..., FolderConfig]) -> None:
