@@ -1,4 +1,4 @@
-"""`stella evaluate`, `report`, `methods`, `weights` and `bench`."""
+"""`stella evaluate`, `report`, `methods`, `config`, `weights` and `bench`."""
 
 import sys
 from collections.abc import Mapping
@@ -24,13 +24,15 @@ def evaluate(
 ) -> None:
     """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
     from stella.experiments.recipe import run_tree
-    from stella.report.tables import recall_table
+    from stella.report.tables import classes_line, recall_table
     from stella.runs.evaluate import evaluate_weights
     from stella.runs.record import gallery_ceilings
 
     name, given = split(recipe, values)
     found = evaluate_weights(model, run_tree(name) if name else None, given, console, slow)
     console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
+    if found["classes"]:
+        say(classes_line(found["classes"]))
 
 
 def report(
@@ -51,16 +53,29 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Method to describe in full.", show_default="list all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Method to describe in full: a name, or FILE.py:CLASS.", show_default="list all"),
+    ] = None,
 ) -> None:
     """List the methods: what each does, what it stores of a clip, and what its steps cost."""
-    from stella.methods import METHODS
+    from stella.methods import METHODS, find
     from stella.report.methods import method_page, methods_table
 
-    if name is not None and name not in METHODS:
-        raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    page = methods_table(METHODS) if name is None else method_page(METHODS[name])
+    page = methods_table(METHODS) if name is None else method_page(find(name))
     wide(100).print(page, highlight=False, soft_wrap=True)
+
+
+def config(
+    section: Annotated[
+        str | None, typer.Argument(help="Section such as train, data or data.folder.", show_default="all")
+    ] = None,
+) -> None:
+    """List the keys of a run's configuration: what each sets, its unit and its default."""
+    from stella.report.settings import config_tables
+
+    for table in config_tables(section):
+        console.print(table, highlight=False)
 
 
 def weights(

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from stella.clip import Source
+from stella.clip import Source, class_of
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
+from stella.evaluate.classes import class_measures
 from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.modality_gap import modality_gap
 from stella.evaluate.retrieval import Autocast, embed, task_recall
@@ -48,6 +49,10 @@ def evaluate_tasks(
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),
         "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
+        "classes": class_measures(
+            embeddings,
+            [[class_of(source, i) for i in e.ids.tolist()] for (_, source), e in zip(tasks, embeddings, strict=True)],
+        ),
         "avm_accuracy": None,
         "avm_accuracy_by_task": None,
         "importance_ratio": None,

@@ -121,6 +121,9 @@ class Method(nn.Module, ABC):
     def loss(self, batch: Batch) -> Losses:
         """The losses of a batch. Never waits for the device."""
 
+    def before_step(self) -> None:
+        """Called once between the backward pass and the step: parameters have `grad`, which may be changed in place."""
+
     def after_batch(self, batch: Batch, losses: Losses) -> None:
         """Called after the step for each of its batches. By default: offer the current clips to the reservoir."""
         if self.memory is not None:

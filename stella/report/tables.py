@@ -84,6 +84,17 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     return table
 
 
+def classes_line(measures: Mapping[str, Any]) -> str:
+    """Class-level retrieval and nearest neighbours in a sentence or two."""
+    recall, knn = measures["recall"], measures["knn"]
+    found = ", ".join(f"{name} {recall[direction]['1']:.1f}%" for direction, name in DIRECTIONS.items())
+    return (
+        f"{measures['classes']} classes. The first clip found is of the right class: {found} (its own pair left out). "
+        f"Class by the vote of nearest neighbours: by sound {knn['a']:.1f}%, by picture {knn['v']:.1f}%, "
+        f"by both {knn['av']:.1f}%; the largest class has {measures['majority']:.1f}%."
+    )
+
+
 def ceilings_line(ceilings: Mapping[str, float]) -> str:
     """The ceilings in one line: `chance 0.4, timing alone 2.2`."""
     return ", ".join(f"{name} {value:.1f}" for name, value in named_ceilings(ceilings).items())

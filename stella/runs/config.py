@@ -1,6 +1,7 @@
 """The configuration of a run: everything that its result depends on."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from stella.config import build
@@ -45,7 +46,7 @@ class EvaluateConfig:
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0  # of initial weights, order, augmentation, masks and memory; data.seed is another
-    method: str = "stella"  # a name from `stella methods`
+    method: str = "stella"  # a name from `stella methods`, or FILE.py:CLASS with a method of your own
     args: dict[str, Any] = field(default_factory=dict)  # hyper-parameters of the method
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=ScenesConfig)
@@ -61,7 +62,10 @@ class RunConfig:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """The configuration with derived values filled in: sizes, the stream's seed and its workers."""
+    """The configuration with derived values filled in: sizes, absolute paths, the stream's seed and its workers."""
+    own_file = ".py:" in config.method
+    method = str(Path(config.method).absolute()) if own_file else config.method
+    config = replace(config, data=config.data.absolute(), method=method)
     from_data, m = config.data.sizes(), config.model
     if m.frames not in (None, from_data.frames):
         raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
@@ -70,6 +74,7 @@ def settle(config: RunConfig) -> RunConfig:
         image_size=from_data.pixels if m.image_size is None else m.image_size,
         spec_frames=from_data.spec_frames if m.spec_frames is None else m.spec_frames,
         frames=from_data.frames if m.frames is None else m.frames,
+        weights=str(Path(m.weights).absolute()) if m.weights and Path(m.weights).exists() else m.weights,
     )
     sized = replace(config, model=model)
     c = model_config(sized)

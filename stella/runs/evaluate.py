@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from stella.clip import Device
 from stella.config import build, lay, to_tree
 from stella.data.skipped import Skipped
+from stella.data.tasks import FilesConfig, Tasks
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
@@ -43,10 +45,10 @@ def evaluate_weights(
     machine = runtime(config.train.device, config.train.precision)
     file = model if folder is None else folder.slow_weights if slow else folder.weights
     loaded = weights.load(file, None if folder else _sizes(model, config))
-    tasks = config.data.eval_tasks(machine.device)
+    tasks, which = _tasks(config, values, folder, machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
-        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", "dim")
+        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
     skipped = Skipped()
@@ -61,6 +63,20 @@ def evaluate_weights(
         skipped=skipped,
     )
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
+
+
+def _tasks(config: RunConfig, values: Sequence[str], folder: RunFolder | None, device: Device) -> tuple[Tasks, str]:
+    """The clips to evaluate on, and a phrase that says which: a data.path that is given means all its clips.
+
+    Of the folder that a run was trained on, it means the clips that were held out.
+    """
+    data, own = config.data, settle(stored_config(folder)).data if folder else None
+    if not isinstance(data, FilesConfig) or data.eval_path is not None:
+        return data.eval_tasks(device), ""
+    trained_on = isinstance(own, FilesConfig) and own.path == data.path
+    if any(value.startswith("data.path=") for value in values) and not trained_on:
+        return data.all_tasks(), f", all of {data.path}"
+    return data.eval_tasks(), f", held out of {data.path}"
 
 
 def _sizes(model: str, config: RunConfig) -> Any:

@@ -67,8 +67,8 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        """The method's name in tables; its key if this version does not have the method."""
-        return METHODS[self.method].title if self.method in METHODS else self.method
+        """The method's name in tables; its class or key if it is not one of this version's methods."""
+        return METHODS[self.method].title if self.method in METHODS else self.method.rpartition(":")[2]
 
     @property
     def seed(self) -> int:

@@ -128,6 +128,8 @@ class Trainer:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(batches) > 1:
             torch._foreach_div_(gradients, float(len(batches)))
+        with torch.no_grad():
+            self.method.before_step()
         self._names = list(computed[0].parts)
         parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
         finite = torch.stack([*parts, get_total_norm(gradients)]).isfinite()

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -259,6 +260,28 @@ def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
     with pytest.raises(StellaError, match=r"all checkpoints .* are damaged"):
         resume(tmp_path, console=QUIET)
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_checkpoint_that_is_not_of_this_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, more in (("a", ()), ("b", ("seed=5",))):
+        with monkeypatch.context() as patch:
+            stopped_early(tmp_path / name, patch, *more)
+    metrics = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    shutil.move(tmp_path / "a" / "checkpoints", tmp_path / "kept")
+    with pytest.raises(StellaError, match=r"the checkpoints of .*a are gone; restore them, or start a new run"):
+        resume(tmp_path / "a", console=QUIET)
+    shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "a" / "checkpoints")
+    with pytest.raises(StellaError, match=r"is of another run, .*: seed was 5 and is now 0; stream.seed was 5 and"):
+        resume(tmp_path / "a", console=QUIET)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    config["train"]["lr"] = 0.5
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StellaError, match=r"config.json was edited: train.lr was 0.001 and is now 0.5; restore"):
+        resume(tmp_path / "b", console=QUIET)
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == metrics  # nothing was cut
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    shutil.move(tmp_path / "kept", tmp_path / "a" / "checkpoints")
+    assert resume(tmp_path / "a", console=QUIET).finished
 
 
 def test_a_run_that_goes_on_elsewhere_says_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

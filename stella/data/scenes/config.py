@@ -16,7 +16,7 @@ from stella.errors import ConfigError
 
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
-    source: Literal["scenes"] = "scenes"
+    source: Literal["scenes"] = "scenes"  # clips that are rendered here
     seed: int = 0  # another seed gives other clips
     size: str = "scenes"  # scenes, scenes-hard, scenes-full or scenes-full-hard
     clips: int = 2000  # to train on, for each task
