@@ -11,8 +11,7 @@ from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
 from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Autocast, embed, task_recall
+from stella.evaluate.retrieval import Autocast, embed, modality_gap, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator

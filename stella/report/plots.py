@@ -1,7 +1,7 @@
 """The figures of the page. Each function draws one or more groups of runs; None if there is nothing to draw."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -264,39 +264,4 @@ def _legend(axis: Any, columns: int = 2) -> None:
         axis.legend(frameon=False, ncols=columns, handlelength=2.4, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
-class Panel(NamedTuple):
-    title: str
-    caption: str
-    draw: Callable[[Group], Markup | None]
-
-
-PANELS = [
-    Panel(
-        "Training loss",
-        "Mean over runs of the total and its weighted parts, with a band of one deviation. Vertical lines: task ends.",
-        losses,
-    ),
-    Panel(
-        "What the memory holds",
-        "Clips of each task in the rehearsal memory; the earliest task is at the bottom and faintest.",
-        memory,
-    ),
-    Panel(
-        "Does it look at the sounding object?",
-        "Median importance of image patches on the sounding object (at least half covered by it), divided by that of "
-        "all other patches, in frames with a sound. Thin lines are tasks, the earliest faintest.",
-        importance,
-    ),
-    Panel(
-        "Does it know which sound belongs to which video?",
-        "How often the matching module is right about whether audio and video belong together. Half of the pairs do "
-        "not, so guessing gives 50%.",
-        matching,
-    ),
-    Panel(
-        "How far apart audio and video are",
-        "The modality gap: distance between the mean audio and the mean video embedding, from 0 to 2. Thin lines are "
-        "tasks, the earliest faintest.",
-        gap,
-    ),
-]
+PANELS: list[Callable[[Group], Markup | None]] = [losses, memory, importance, matching, gap]

@@ -9,8 +9,7 @@ from torch import Tensor
 from stella.data.scenes import Scenes
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Embeddings, embed, ranks, recall, task_recall
+from stella.evaluate.retrieval import Embeddings, embed, modality_gap, ranks, recall, task_recall
 from stella.model.cav import CAV, preset
 
 STREAM = StreamConfig(batch_size=4, size=96, spec_frames=256)
@@ -49,7 +48,7 @@ def test_chunks_give_what_the_full_matrix_gives() -> None:
     expected = {k: 100 * float((places <= k).sum()) / 333 for k in (1, 5, 10)}
     assert 0 < expected[1] < expected[5] < expected[10] < 100
     for chunk in (7, 64, 333, 5000):
-        assert recall(query, gallery, chunk=chunk) == pytest.approx(expected)
+        assert recall(ranks(query, gallery, chunk=chunk)) == pytest.approx(expected)
 
 
 def test_no_more_than_a_chunk_of_scores_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +69,7 @@ def test_no_more_than_a_chunk_of_scores_exists_at_a_time(monkeypatch: pytest.Mon
 def test_ties_count_against_the_model() -> None:
     collapsed = torch.ones(20, 8) / 8**0.5
     assert ranks(collapsed, collapsed).tolist() == [20] * 20
-    assert recall(collapsed, collapsed) == {1: 0, 5: 0, 10: 0}
+    assert recall(ranks(collapsed, collapsed)) == {1: 0, 5: 0, 10: 0}
 
 
 @pytest.mark.parametrize("dim", [96, 192, 768])
@@ -102,7 +101,7 @@ def test_unpaired_without_targets_and_no_queries_are_refused() -> None:
     with pytest.raises(StellaError, match="3 queries and a gallery of 4"):
         ranks(torch.ones(3, 2), torch.ones(4, 2))
     with pytest.raises(StellaError, match="at least one usable clip"):
-        recall(torch.ones(0, 2), torch.ones(0, 2))
+        recall(ranks(torch.ones(0, 2), torch.ones(0, 2)))
 
 
 def test_every_task_is_ranked_among_the_clips_of_all() -> None:
