@@ -28,9 +28,7 @@ def contrastive(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> Tensor:
 
 def pair_nll(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> tuple[Tensor, Tensor]:
     """Negative log-probability [B] of each clip's own video given its audio, and of its own audio given its video.
-
-    `z_a`, `z_v` [B, D] need not be normalised.
-    """
+    `z_a` and `z_v` [B, D] need not be normalised."""
     # Similarities over τ = 0.05 reach 20, where bfloat16 has steps of 0.125: this small product stays in float32.
     with torch.autocast(z_a.device.type, enabled=False):
         a, v = (F.normalize(_full(z), dim=-1) for z in (z_a, z_v))

@@ -1,14 +1,13 @@
 """All measurements between tasks, as one record for `metrics.jsonl`."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from stella.clip import Source
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
+from stella.data.tasks import Tasks
 from stella.errors import StellaError
 from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.retrieval import Autocast, embed, modality_gap, task_recall
@@ -16,7 +15,6 @@ from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
 
-Tasks = Sequence[tuple[str, Source]]
 MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
@@ -47,9 +45,7 @@ def evaluate_tasks(
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),
         "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
-        "avm_accuracy": None,
-        "avm_accuracy_by_task": None,
-        "importance_ratio": None,
+        **dict.fromkeys(("avm_accuracy", "avm_accuracy_by_task", "importance_ratio")),
     }
     if avm is None:
         return record

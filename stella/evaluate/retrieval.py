@@ -93,7 +93,7 @@ def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS) -> dict[str
     sizes = [len(task) for task in tasks]
     table: dict[str, dict[str, Any]] = {}
     for direction, (query, gallery) in zip(DIRECTIONS, ((a, v), (v, a)), strict=True):
-        by_task = [recall(places, ks) for places in ranks(query, gallery).split(sizes)]
+        by_task = [recall(places, ks) for places in torch.split(ranks(query, gallery), sizes)]
         table[direction] = {str(k): [recalls[k] for recalls in by_task] for k in ks}
     return table
 

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from stella.bench.measure import measure
 from stella.bench.profile import operators_table, profile
 from stella.bench.rows import COLUMNS, Row, rows_table, write_rows
 from stella.bench.steps import make_trainer, settle_draws
-from stella.bench.turns import Turn, one_after_the_other
+from stella.bench.turns import one_after_the_other
 from stella.cli import app
 from stella.config import resolve
 from stella.data.pack import pack
@@ -169,7 +170,7 @@ def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
         make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)
 
 
-def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
+def _alone_for_a_while(name: str, alone: AbstractContextManager[None]) -> tuple[float, float]:
     if name == "fails":
         raise ValueError(name)
     with alone:
