@@ -94,15 +94,6 @@ class Memory:
         self.offered = self.seen
 
     @property
-    def bytes_per_clip(self) -> int:
-        return bytes_per_clip(self.columns)
-
-    @property
-    def bytes(self) -> int:
-        """Allocated bytes without the spare row, filled or not."""
-        return self.capacity * self.bytes_per_clip
-
-    @property
     def ids(self) -> Tensor:
         """Ids of the stored clips by slot, int64 [len]."""
         return self._rows["id"][: len(self)]

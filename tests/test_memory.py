@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stella.errors import StellaError
-from stella.memory import Column, Memory, capacity_for
+from stella.memory import Column, Memory, bytes_per_clip, capacity_for
 from stella.rng import generator
 
 COLUMNS = {"video": Column(torch.uint8, (2, 3)), "z": Column(torch.float16, (4,))}
@@ -170,8 +170,8 @@ def test_clips_that_are_not_admitted_do_not_count(capacity: int) -> None:
 
 def test_bytes_are_exact() -> None:
     memory = fill(make(50), 50, 10)
-    assert memory.bytes_per_clip == EACH
-    assert memory.bytes == 50 * EACH == sum(rows.nbytes for rows in memory.state_dict()["rows"].values())
+    assert bytes_per_clip(memory.columns) == EACH
+    assert sum(rows.nbytes for rows in memory.state_dict()["rows"].values()) == 50 * EACH
 
 
 def test_capacity_is_given_in_clips_or_in_bytes() -> None:

@@ -90,10 +90,12 @@ def weights(
     from stella.runs.config import RunConfig
 
     found = describe(file)
+    tensors, kinds = found.state.values(), {str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()}
     defaults = {"config": to_tree(RunConfig())}  # only what differs from these is printed
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("format", found.format)
-    table.add_row("parameters", f"{found.parameters:,} in {found.tensors} tensors ({', '.join(found.dtypes)})")
+    parameters = sum(tensor.numel() for tensor in tensors)
+    table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
     for name, value in {"sizes": found.sizes, **found.extra}.items():
         table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))

@@ -1,24 +1,22 @@
 """All measurements between tasks, as one record for `metrics.jsonl`."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from stella.clip import Source, class_of
+from stella.clip import class_of
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
+from stella.data.tasks import Tasks
 from stella.errors import StellaError
 from stella.evaluate.classes import class_measures
 from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Autocast, embed, task_recall
+from stella.evaluate.retrieval import Autocast, embed, modality_gap, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
 
-Tasks = Sequence[tuple[str, Source]]
 MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
@@ -53,9 +51,7 @@ def evaluate_tasks(
             embeddings,
             [[class_of(source, i) for i in e.ids.tolist()] for (_, source), e in zip(tasks, embeddings, strict=True)],
         ),
-        "avm_accuracy": None,
-        "avm_accuracy_by_task": None,
-        "importance_ratio": None,
+        **dict.fromkeys(("avm_accuracy", "avm_accuracy_by_task", "importance_ratio")),
     }
     if avm is None:
         return record

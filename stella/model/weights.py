@@ -48,16 +48,26 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a file is. `sizes` is the config of our own files, else what the shapes show (not the heads)."""
+class WeightFile:
+    """What a file is and holds."""
 
+    path: Path
     format: str
-    tensors: int
-    parameters: int
-    dtypes: list[str]
-    sizes: dict[str, Any]
-    has_avm: bool
-    extra: dict[str, Any]
+    state: State  # under the file's own names
+    header: dict[str, Any]  # of our own files, else empty
+
+    @property
+    def has_avm(self) -> bool:
+        return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return dict(self.header.get("extra", {}))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The config of our own files, else what the shapes show (not the heads)."""
+        return self.header["config"] if self.header else _sizes(self.state)
 
 
 def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
@@ -89,7 +99,7 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     if file.has_avm:
         heads, beta = file.header.get("avm_heads") or config.heads, file.header.get("avm_beta", 0.4)
         avm = AVM(config.dim, heads, beta, config.eps)
-    return Loaded(model, avm, file.header.get("extra", {}), _fill(file, model, avm))
+    return Loaded(model, avm, file.extra, _fill(file, model, avm))
 
 
 def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]:
@@ -97,45 +107,23 @@ def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]
     return _fill(_open(find(path)), model, avm)
 
 
-def describe(path: Path | str) -> Description:
-    file = _open(find(path))
-    return Description(
-        format=file.format,
-        tensors=len(file.state),
-        parameters=sum(t.numel() for t in file.state.values()),
-        dtypes=sorted({str(t.dtype).removeprefix("torch.") for t in file.state.values()}),
-        sizes=file.header["config"] if file.header else _sizes(file.state),
-        has_avm=file.has_avm,
-        extra=file.header.get("extra", {}),
-    )
+def describe(path: Path | str) -> WeightFile:
+    return _open(find(path))
 
 
 # ---- reading
-
-
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    format: str
-    state: State  # under the file's own names
-    header: dict[str, Any]  # of our own files, else empty
-
-    @property
-    def has_avm(self) -> bool:
-        return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
 
 
 def check_fits(name: Path | str, config: CAVConfig) -> None:
     """Refuse a file that cannot be read, or one of ours for a model of other sizes, before a model is built."""
     path = find(name)
     _head(path)
-    if path.suffix == ".safetensors":
-        file = _open(path)
-        if file.header and (changed := differences(file.header["config"], to_tree(config))):
-            raise WeightsError(
-                f"{path.name} does not fit this run: {'; '.join(changed)}; choose data and model.preset of its sizes, "
-                "or other weights"
-            )
+    header = _open(path).header if path.suffix == ".safetensors" else {}
+    if header and (changed := differences(header["config"], to_tree(config))):
+        raise WeightsError(
+            f"{path.name} does not fit this run: {'; '.join(changed)}; choose data and model.preset of its sizes, "
+            "or other weights"
+        )
 
 
 def _head(path: Path) -> bytes:
@@ -152,7 +140,7 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _open(path: Path) -> _File:
+def _open(path: Path) -> WeightFile:
     head = _head(path)
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
@@ -163,11 +151,11 @@ def _open(path: Path) -> _File:
             build(CAVConfig, header["config"])
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise WeightsError(f"{path} has a damaged header ({error!r}); copy or export it again") from error
-        return _File(path, OURS, state, header)
+        return WeightFile(path, OURS, state, header)
     state = {re.sub(r"^((module|_orig_mod)\.)+", "", name): value for name, value in state.items()}
     for format_, (mark, _) in FORMATS.items():
         if any(name.startswith(mark) for name in state):
-            return _File(path, format_, state, {})
+            return WeightFile(path, format_, state, {})
     raise WeightsError(
         f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {_some(state)}; "
         "bring one of these, or its state_dict under these names"
@@ -209,10 +197,13 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
 # ---- fitting
 
 
-def _fill(file: _File, model: CAV, avm: AVM | None) -> list[str]:
+def _fill(file: WeightFile, model: CAV, avm: AVM | None) -> list[str]:
     _same_config(file, model, avm)
     try:
-        found = _convert(file, model.config)
+        if file.format == OURS:
+            found = Converted(under("backbone.", file.state), under("avm.", file.state))
+        else:
+            found = FORMATS[file.format][1](file.state, model.config)
     except (RuntimeError, ValueError, IndexError) as error:  # a name or a shape no such file has
         raise WeightsError(
             f"{file.path} is not a {file.format} file as it should be ({error}); export it again"
@@ -230,13 +221,7 @@ def _fill(file: _File, model: CAV, avm: AVM | None) -> list[str]:
     return notes
 
 
-def _convert(file: _File, config: CAVConfig) -> Converted:
-    if file.format == OURS:
-        return Converted(under("backbone.", file.state), under("avm.", file.state))
-    return FORMATS[file.format][1](file.state, config)
-
-
-def _same_config(file: _File, model: CAV, avm: AVM | None) -> None:
+def _same_config(file: WeightFile, model: CAV, avm: AVM | None) -> None:
     """Shapes do not show heads or eps: our own files say them."""
     if not file.header:
         return
@@ -249,7 +234,7 @@ def _same_config(file: _File, model: CAV, avm: AVM | None) -> None:
         )
 
 
-def _check(file: _File, what: str, state: State, module: nn.Module, initial: tuple[str, ...] = ()) -> None:
+def _check(file: WeightFile, what: str, state: State, module: nn.Module, initial: tuple[str, ...] = ()) -> None:
     expected = module.state_dict()
     wrong = {
         "missing": [n for n in expected if n not in state and not (initial and n.startswith(initial))],

@@ -58,10 +58,8 @@ def _default(field: Field[Any]) -> Any:
 
 def format_bytes(n: int) -> str:
     """Bytes with three digits and a decimal unit: `864 kB`."""
-    value, unit = next(
-        (n / size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if n >= size
-    )
-    return f"{value:.3g} {unit}"
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
+    return next(f"{n / size:.3g} {unit}" for unit, size in units.items() if n >= size)
 
 
 def _columns(method: type[Method]) -> dict[str, Column] | None:

@@ -66,24 +66,17 @@ def settle(config: RunConfig) -> RunConfig:
     own_file = ".py:" in config.method
     method = str(Path(config.method).absolute()) if own_file else config.method
     config = replace(config, data=config.data.absolute(), method=method)
-    from_data, m = config.data.sizes(), config.model
-    if m.frames not in (None, from_data.frames):
-        raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
-    model = replace(
-        m,
-        image_size=from_data.pixels if m.image_size is None else m.image_size,
-        spec_frames=from_data.spec_frames if m.spec_frames is None else m.spec_frames,
-        frames=from_data.frames if m.frames is None else m.frames,
-        weights=str(Path(m.weights).absolute()) if m.weights and Path(m.weights).exists() else m.weights,
-    )
-    sized = replace(config, model=model)
+    data, model = config.data.sizes(), config.model
+    if model.frames not in (None, data.frames):
+        raise ConfigError(f"model.frames={model.frames} but the clips have {data.frames}; leave model.frames out")
+    sizes: dict[str, Any] = {"image_size": data.pixels, "spec_frames": data.spec_frames, "frames": data.frames}
+    unset = {name: size for name, size in sizes.items() if getattr(model, name) is None}
+    if model.weights and Path(model.weights).exists():
+        unset["weights"] = str(Path(model.weights).absolute())
+    sized = replace(config, model=replace(model, **unset))
     c = model_config(sized)
-    follows: dict[str, Any] = {
-        "size": c.image_size,
-        "spec_frames": c.spec_frames,
-        "mels": c.mel_bins,
-        "seed": config.seed,
-    }
+    follows: dict[str, Any] = {"size": c.image_size, "spec_frames": c.spec_frames, "mels": c.mel_bins}
+    follows["seed"] = config.seed
     for name, value in follows.items():
         given = getattr(config.stream, name)
         if given not in (value, getattr(StreamConfig, name)):

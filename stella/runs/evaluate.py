@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from stella.clip import Device
-from stella.config import build, lay, to_tree
+from stella.config import build, overridden, to_tree
 from stella.data.skipped import Skipped
 from stella.data.tasks import FilesConfig, Tasks
 from stella.errors import StellaError
@@ -39,29 +39,21 @@ def evaluate_weights(
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
-    for value in values:
-        lay(tree, value)
-    config = settle(build(RunConfig, tree))
+    config = settle(build(RunConfig, overridden(tree, values)))
     machine = runtime(config.train.device, config.train.precision)
-    file = model if folder is None else folder.slow_weights if slow else folder.weights
-    loaded = weights.load(file, None if folder else _sizes(model, config))
+    if folder:
+        loaded = weights.load(folder.slow_weights if slow else folder.weights)
+    else:  # only our own files store their sizes
+        ours = weights.describe(model).format == weights.OURS
+        loaded = weights.load(model, None if ours else model_config(config))
     tasks, which = _tasks(config, values, folder, machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
         say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
-    skipped = Skipped()
-    found = evaluate_tasks(
-        loaded.model.to(machine.device),
-        avm,
-        tasks,
-        stream,
-        machine.device,
-        config.seed,
-        machine.autocast,
-        skipped=skipped,
-    )
+    skipped, place = Skipped(), machine.device
+    found = evaluate_tasks(loaded.model.to(place), avm, tasks, stream, place, config.seed, machine.autocast, skipped)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
 
 
@@ -77,8 +69,3 @@ def _tasks(config: RunConfig, values: Sequence[str], folder: RunFolder | None, d
     if any(value.startswith("data.path=") for value in values) and not trained_on:
         return data.all_tasks(), f", all of {data.path}"
     return data.eval_tasks(), f", held out of {data.path}"
-
-
-def _sizes(model: str, config: RunConfig) -> Any:
-    """None for our own files, which store their sizes; the configuration's for others."""
-    return None if weights.describe(model).format == weights.OURS else model_config(config)

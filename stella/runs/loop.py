@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import build, differences, lay, merged, to_tree
+from stella.config import build, differences, merged, overridden, to_tree
 from stella.data.config import DataConfig
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
@@ -81,11 +81,7 @@ def resume(
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     folder = RunFolder(run)
     stored_config(folder)
-    tree = folder.read_config()
-    if recipe:
-        tree = merged(tree, recipe)
-    for override in overrides:
-        lay(tree, override)
+    tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
@@ -238,9 +234,8 @@ class Run:
             self.display.losses({"loss": loss, **parts}, rate, peak)
         self._say_time(rate)
         if self.board:
-            self.board.scalars(
-                {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
-            )
+            curves = {"loss": loss, **{f"loss/{name}": part for name, part in parts.items()}, "clips/s": rate}
+            self.board.scalars(curves, counters.step)
 
     def _say_time(self, rate: float) -> None:
         """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
@@ -251,11 +246,9 @@ class Run:
 
     def _report_compiling(self) -> None:
         spent = self.machine.seconds_compiling()
-        if spent > self._compiled + 1:
-            self.display.say(f"compiled in {spent - self._compiled:.0f} s")
-            self.speed.write(
-                {"kind": "compiled", "step": self.trainer.counters.step, "seconds": spent - self._compiled}
-            )
+        if (seconds := spent - self._compiled) > 1:
+            self.display.say(f"compiled in {seconds:.0f} s")
+            self.speed.write({"kind": "compiled", "step": self.trainer.counters.step, "seconds": seconds})
             self._compiled = spent
 
     def _write_skipped(self) -> None:

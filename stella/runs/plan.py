@@ -2,7 +2,7 @@
 
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
-from stella.memory import Memory
+from stella.memory import Memory, bytes_per_clip
 
 FEW_STEPS = 100  # fewer teach a model next to nothing
 FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
@@ -20,7 +20,7 @@ def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memo
     ]
     if memory is not None:
         held = min(memory.capacity, sum(sizes) * stream.epochs)
-        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {memory.bytes / 1e6:,.0f} MB")
+        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {memory.capacity * bytes_per_clip(memory.columns) / 1e6:,.0f} MB")
         if held < memory.capacity:
             lines[-1] += f", of which this run can fill {held:,}"
     if steps < FEW_STEPS:

@@ -152,12 +152,9 @@ class Trainer:
             method.after_step()
         for buffer, old in zip(method.buffers(recurse=False), before, strict=True):
             buffer.copy_(torch.where(taken, buffer, old))
-        for slow in self._slow_weights():
-            slow.follow(method.model, taken)
-
-    def _slow_weights(self) -> list[SlowWeights]:
-        own = [module for module in self.method.modules() if isinstance(module, SlowWeights)]
-        return own if self.slow is None else [*own, self.slow]
+        for slow in (*method.modules(), self.slow):
+            if isinstance(slow, SlowWeights):
+                slow.follow(method.model, taken)
 
     def settle(self, wait: bool = True) -> None:
         """Record which steps were skipped: all of them, or without `wait` those already known."""

@@ -6,6 +6,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
@@ -24,7 +25,7 @@ from stella.bench.measure import measure
 from stella.bench.profile import Operator, profile_all
 from stella.bench.rows import COLUMNS, Row, rows_table, write_rows
 from stella.bench.steps import make_trainer, settle_draws
-from stella.bench.turns import Turn, one_after_the_other
+from stella.bench.turns import one_after_the_other
 from stella.cli import app
 from stella.config import resolve
 from stella.data.pack import pack
@@ -171,7 +172,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)
 
 
-def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
+def _alone_for_a_while(name: str, alone: AbstractContextManager[None]) -> tuple[float, float]:
     if name == "fails":
         raise ValueError(name)
     with alone:

@@ -9,8 +9,7 @@ from torch import Tensor
 from stella.data.scenes import Scenes
 from stella.data.stream import StreamConfig
 from stella.errors import StellaError
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Embeddings, embed, ranks, recall, task_recall
+from stella.evaluate.retrieval import Embeddings, embed, modality_gap, ranks, recall, task_recall
 from stella.model.cav import CAV, preset
 
 STREAM = StreamConfig(batch_size=4, size=96, spec_frames=256)
@@ -58,7 +57,7 @@ def test_no_more_than_a_chunk_of_scores_exists_at_a_time(monkeypatch: pytest.Mon
 def test_ties_count_against_the_model() -> None:
     collapsed = torch.ones(20, 8) / 8**0.5
     assert ranks(collapsed, collapsed).tolist() == [20] * 20
-    assert recall(collapsed, collapsed) == {1: 0, 5: 0, 10: 0}
+    assert recall(ranks(collapsed, collapsed)) == {1: 0, 5: 0, 10: 0}
 
 
 @pytest.mark.parametrize("dim", [96, 192, 768])
@@ -90,7 +89,7 @@ def test_unpaired_without_targets_and_no_queries_are_refused() -> None:
     with pytest.raises(StellaError, match="3 queries and a gallery of 4"):
         ranks(torch.ones(3, 2), torch.ones(4, 2))
     with pytest.raises(StellaError, match="at least one usable clip"):
-        recall(torch.ones(0, 2), torch.ones(0, 2))
+        recall(ranks(torch.ones(0, 2), torch.ones(0, 2)))
 
 
 def test_every_task_is_ranked_among_the_clips_of_all() -> None:

@@ -167,7 +167,7 @@ def test_capacity_in_bytes_becomes_clips() -> None:
         memory = MemoryConfig(clips=None, bytes=100 * each)
         one = build(name, CAV(TOY), {}, ObjectiveConfig(), memory, 0)
         assert least <= one.memory.capacity <= most
-        assert one.memory.bytes <= 100 * each
+        assert one.memory.capacity * bytes_per_clip(one.memory.columns) <= 100 * each
 
 
 # ---- bad input
