@@ -98,7 +98,7 @@ def decode(code: Tensor, side: int, kept: tuple[int, ...]) -> Tensor:
     level = torch.stack([packed >> 4, packed & 15], -1).flatten(-2).float() - (LEVELS + 1)
     ac = level * level.abs() / LEVELS**2 * deviation * scale[..., channel]
     with torch.autocast(code.device.type, enabled=False):
-        return torch.cat([mean, ac], -1) @ basis * side**2
+        return torch.cat([mean, ac], -1).mul_(side**2) @ basis
 
 
 @lru_cache(maxsize=16)
