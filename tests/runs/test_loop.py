@@ -90,7 +90,7 @@ def test_the_memory_is_counted_by_task(tmp_path: Path) -> None:
     assert counts[:2] == [[0, 0, 0], [10, 0, 0]]
     assert sum(counts[2]) == 15 and counts[2][2] == 0
     assert sum(counts[3]) == 15
-    all_held = pretrain(quick("er", "memory.clips=40"), tmp_path / "all", console=QUIET)
+    all_held = pretrain(quick("er", "memory.clips=40", "memory.codec=dct"), tmp_path / "all", console=QUIET)
     assert all_held.evaluations[-1]["memory_by_task"] == [10, 11, 12]
     finetune = pretrain(quick("finetune"), tmp_path / "other", console=QUIET)
     assert {e["memory_by_task"] for e in finetune.evaluations} == {None}
@@ -426,6 +426,7 @@ def test_a_changed_configuration_is_refused_with_the_key(tmp_path: Path, monkeyp
         ("train.lr=0.5", "train.lr was 0.001 and is now 0.5"),
         ("seed=3", "seed was 0 and is now 3"),
         ("memory.clips=8", "memory.clips was 7 and is now 8"),
+        ("memory.codec=dct", "memory.codec was None and is now 'dct'"),
         ("method=derpp", "method was 'er' and is now 'derpp'"),
     ):
         with pytest.raises(StellaError, match=told):
