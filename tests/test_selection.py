@@ -287,6 +287,27 @@ def test_by_frequency_is_by_time_with_axes_exchanged(num_time: int, num_freq: in
         assert row == kept + by_importance([i for i in range(length) if pruned[b, i]], score)
 
 
+@quick
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), seeds)
+def test_blocks_of_neighbours_stay_together(frames: int, rows: int, columns: int, seed: int) -> None:
+    grid, length = (frames, rows, columns), frames * rows * columns
+    importance, pruned = scores(2, length, seed), rand(2, length, seed=(seed, 1)) < 0.3
+    noise = rand(2, selection.num_blocks(grid), seed=(seed, 2))
+    order = selection.draw_blocks(importance, pruned, noise, grid)
+    place = [(i // (rows * columns), i // columns % rows // 2, i % columns // 2) for i in range(length)]
+    blocks = sorted(set(place))
+    assert len(blocks) == noise.shape[1]
+    for b, row in enumerate(order.tolist()):
+        score = importance[b].tolist()
+        race = {
+            block: -sum(s for s, at in zip(score, place, strict=True) if at == block) / exponential(float(noise[b, n]))
+            for n, block in enumerate(blocks)
+        }
+        by_place = sorted(range(length), key=lambda i: (race[place[i]], i))
+        kept = [i for i in by_place if not pruned[b, i]]
+        assert row == kept + by_importance([i for i in range(length) if pruned[b, i]], score)
+
+
 ROWS = 40_000
 
 

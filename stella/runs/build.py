@@ -25,7 +25,7 @@ def check(config: RunConfig, started: bool = False) -> None:
     method.check(sizes, own, config.objective)
     if config.model.weights and not started:
         weights.check_fits(config.model.weights, sizes)
-    columns = method.columns(sizes, own)
+    columns = method.stored_columns(sizes, own, config.memory)
     device = machine(config.train).device
     if columns is not None:
         capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)

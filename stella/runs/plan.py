@@ -19,8 +19,8 @@ def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memo
         f"{stream.batch_size} clips, {epochs} of each task; evaluated on {sum(judged):,} other clips"
     ]
     if memory is not None:
-        held = min(memory.capacity, sum(sizes) * stream.epochs)
-        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {memory.capacity * bytes_per_clip(memory.columns) / 1e6:,.0f} MB")
+        held, size = min(memory.capacity, sum(sizes) * stream.epochs), memory.capacity * bytes_per_clip(memory.columns)
+        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {size / 1e6:,.0f} MB")
         if held < memory.capacity:
             lines[-1] += f", of which this run can fill {held:,}"
     if steps < FEW_STEPS:

@@ -316,6 +316,15 @@ def test_audio_is_kept_in_whole_time_steps_or_whole_mel_rows(
         assert kept.sum() == KA
 
 
+def test_video_is_kept_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("stella", video="blocks", correlation=False)
+    calls = spy(one, monkeypatch)
+    one.loss(batch(3))
+    for positions in calls[0][1].positions:  # a frame of these clips is one block
+        kept = torch.zeros(TOY.patches_v, dtype=torch.bool).scatter(0, positions, True).view(TOY.grid_v)
+        assert kept.flatten(1).all(1).sum() == 2 and kept.sum() == 8
+
+
 def test_audio_without_constraint_is_kept_patch_by_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("stella", audio="free", correlation=False)
     calls = spy(monkeypatch, one.model)

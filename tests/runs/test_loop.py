@@ -87,7 +87,7 @@ def test_every_method_runs_through(method: str, whole: Whole) -> None:
 
 
 def test_the_memory_is_counted_by_task(tmp_path: Path, whole: Whole) -> None:
-    all_held = pretrain(quick("er", "memory.clips=40"), tmp_path, console=QUIET)
+    all_held = pretrain(quick("er", "memory.clips=40", "memory.codec=dct"), tmp_path, console=QUIET)
     counts = [e["memory_by_task"] for e in all_held.evaluations]
     assert counts == [[0, 0, 0], [10, 0, 0], [10, 11, 0], [10, 11, 12]]
     assert [sum(e["memory_by_task"]) for e in whole("er").evaluations] == [0, 7, 7, 7]
@@ -434,6 +434,7 @@ def test_a_changed_configuration_is_refused_with_the_key(whole: Whole) -> None:
         ("train.lr=0.5", "train.lr was 0.001 and is now 0.5"),
         ("seed=3", "seed was 0 and is now 3"),
         ("memory.clips=8", "memory.clips was 7 and is now 8"),
+        ("memory.codec=dct", "memory.codec was None and is now 'dct'"),
         ("method=derpp", "method was 'er' and is now 'derpp'"),
     ):
         with pytest.raises(StellaError, match=told):
