@@ -24,6 +24,7 @@ ROOMS = (
     "data",
     "losses",
     "selection",
+    "codec",
     "memory",
     "model",
     "methods",

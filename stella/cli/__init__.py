@@ -24,7 +24,7 @@ app = typer.Typer(
 COMMANDS = {
     "Use": (use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
-    "Models and results": (models.evaluate, models.report, models.methods, models.weights, models.bench),
+    "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
     "Data": (data.look, data.prepare, data.pack),
 }
 for panel, commands in COMMANDS.items():

@@ -71,9 +71,9 @@ def test_maps_are_the_modules_importance_and_find_the_sounding_object(model: Mod
         assert maps.heat.shape == (1, 4, 96, 96) and maps.heat.min() == 0 and maps.heat.max() == 1
         assert maps.times[0].tolist() == pytest.approx([0.32, 0.96, 1.6, 2.24], abs=0.03)
         assert maps.sound.shape == maps.seconds.shape == (1, 16) and 0 <= maps.sound.min() <= maps.sound.max() == 1
-        found = regions(scenes.labels(index), model.cav.config)
+        inside, outside = regions(scenes.labels(index), model.cav.config)
         patches = torch.nn.functional.avg_pool2d(maps.heat[0], 16).flatten()  # [Lv]
-        areas.append(auc(patches[None], found.inside[None], found.outside[None]).item())
+        areas.append(auc(patches[None], inside[None], outside[None]).item())
         clip = decode(path, model.inputs.plan())
         audio = model.inputs.spectrogram(clip.audio[None], torch.tensor([len(clip.audio)]))
         video = model.inputs.crop(clip.video[None])
