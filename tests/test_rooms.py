@@ -83,7 +83,6 @@ BLOCKED = (
     "ray",
     "kaldi_native_fbank",
     "huggingface_hub",
-    "onnx",
 )
 
 SCRIPT = f"""
