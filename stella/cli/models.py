@@ -99,7 +99,8 @@ def weights(
     parameters = sum(tensor.numel() for tensor in tensors)
     table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
-    for name, value in {"sizes": found.sizes, **found.extra}.items():
+    inputs = found.header.get("inputs", "not stated")
+    for name, value in {"sizes": found.sizes, "inputs": inputs, **found.extra}.items():
         table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))
     console.print(table, highlight=False, soft_wrap=True)
 

@@ -23,6 +23,7 @@ MISSING = {"video": "it has no picture to embed", "audio": "it has no sound to e
 REST = 0.1  # seconds at a file's end that get no window of their own: encoders pad
 TOGETHER = 8  # windows decoded at a time: a long way to the last keyframe is then decoded once for all of them
 HELD = 1 << 26  # bytes of packets from which on fewer windows are decoded at a time
+GAP_MOST = 3600.0  # seconds without a packet that are believed
 GUESSED = ("mp3", "aac", "ac3", "eac3", "dts", "amr", "loas")  # formats whose length FFmpeg may only estimate
 
 
@@ -103,9 +104,8 @@ class _Reader(Cut):
         for packet in self._demux():  # of both tracks, whichever is wanted: together they tell where the file ends
             kind, track = by_stream[packet.stream_index]
             self._add(kind, track, packet, keep=kind in kinds)
-            due = self._due(track)
-            if kind in kinds and (due >= TOGETHER or (due and track.bytes > HELD)):
-                yield from self._give(kind, track, [(track.count + i) * self.hop for i in range(due)])
+            while kind in kinds and ((due := self._due(track)) >= TOGETHER or (due and track.bytes > HELD)):
+                yield from self._give(kind, track, [(track.count + i) * self.hop for i in range(min(due, TOGETHER))])
                 self._trim(aligned)
         self.at_end, ends = True, {kind: track.end - self.origin for kind, track in self.by_kind.items()}
         self._check_whole()
@@ -117,6 +117,8 @@ class _Reader(Cut):
 
     def _add(self, kind: str, track: _Track, packet: Any, keep: bool) -> None:
         begin, end = self._span(packet)
+        if begin > max(track.end, self.origin) + GAP_MOST:
+            raise ClipError(self.path, "damaged timestamps", f"they jump by more than {GAP_MOST / 3600:g} h: re-mux it")
         if end == begin and kind == "video":  # some formats keep no durations
             end += 1 / float(self.video.average_rate or 25)
         if kind == "audio" or packet.dts is None:

@@ -118,6 +118,13 @@ def test_a_truncated_file_is_refused_and_not_taken_for_a_short_one(tmp_path: Pat
         list(windows(path, INPUTS, ["audio"]))
 
 
+def test_timestamps_that_jump_are_refused(tmp_path: Path) -> None:
+    times = [i / 25 for i in range(25)] + [1e6 + i / 25 for i in range(25)]
+    path = write(tmp_path / "jump.mkv", moving(50), None, times=times)
+    with pytest.raises(ClipError, match="damaged timestamps"):
+        list(windows(path, INPUTS, ["video"]))
+
+
 def test_few_packets_are_held_however_long_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.mkv", moving(25 * 40), noisy(40.0, 16000), layout="stereo", options={"g": "25"})
     held, plain = [], module._Reader._add
