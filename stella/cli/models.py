@@ -166,7 +166,7 @@ def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    found = sorted(config.parent for config in path.rglob("config.json"))
+    found = sorted(each.parent for each in path.rglob("config.json") if (each.parent / "environment.json").exists())
     if not found:
         raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
     return found

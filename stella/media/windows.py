@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ClipError, StellaError, require
-from stella.media.decode import HELD_MOST, SLACK, Cut, open_media, tracks
+from stella.media.decode import HELD_MOST, OWN_LENGTHS, SLACK, Cut, open_media, tracks
 from stella.media.inputs import Inputs
 
 KINDS = ("video", "audio")
@@ -111,7 +111,8 @@ class _Reader(Cut):
         self._check_whole()
         for kind in [kind for kind in KINDS if kind in kinds and kind in self.by_kind]:
             track, length = self.by_kind[kind], ends["video"] if aligned and "video" in ends else ends[kind]
-            rest = starts(length, self.inputs.duration, self.hop)[track.count :] if track.packets else []
+            every = enumerate(starts(length, self.inputs.duration, self.hop))
+            rest = [at for i, at in every if i >= track.count or at != i * self.hop] if track.packets else []
             for first in range(0, len(rest), TOGETHER):
                 yield from self._give(kind, track, rest[first : first + TOGETHER], length)
 
@@ -140,12 +141,12 @@ class _Reader(Cut):
     def _trim(self, aligned: bool) -> None:
         """Drop packets that no later window needs: the last window of all begins after those already given."""
         for kind, track in self.by_kind.items():
-            last = min(t.last for t in self.by_kind.values()) if aligned else track.last
-            spans = [self._span(packet) for packet in track.packets]
+            last = min(t.last for t in self.by_kind.values() if t.packets) if aligned else track.last
             if kind == "video":
                 first = self._keyframe(track.packets, self.origin + last)
             else:
-                first = next((i for i, (_, end) in enumerate(spans) if end > self.origin + last - SLACK), len(spans))
+                ends = (self._span(packet)[1] for packet in track.packets)
+                first = next((i for i, end in enumerate(ends) if end > self.origin + last - SLACK), 0)
             track.bytes -= sum(packet.size for packet in track.packets[:first])
             del track.packets[:first]
 
@@ -210,6 +211,10 @@ class _Reader(Cut):
             self.audio_decoder = fresh
 
     def _check_whole(self) -> None:
-        if self.container.format.name not in GUESSED:
-            self.end, reached = math.inf, max(track.end for track in self.by_kind.values())
-            self._check_reached(max(self.by_kind.values(), key=lambda track: track.end).stream, reached)
+        """Refuse a file that ends before its header says, in any track whose own length is stated."""
+        names, self.end = self.container.format.name, math.inf
+        last = max(track.end for track in self.by_kind.values())
+        for track in self.by_kind.values():
+            own = any(name in names for name in OWN_LENGTHS)
+            if names not in GUESSED:
+                self._check_reached(track.stream, track.end if own else last)

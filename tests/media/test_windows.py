@@ -81,7 +81,15 @@ def test_aligned_windows_end_with_the_video_in_both_kinds(tmp_path: Path) -> Non
     apart, together = (list(windows(path, INPUTS, aligned=aligned)) for aligned in (False, True))
     assert [w.start for w in of(apart, "video")] == pytest.approx([0, 1, 1.4])
     assert [w.start for w in of(apart, "audio")] == pytest.approx([0, 1, 2, 3])
-    assert {round(w.start, 6) for w in of(together, "video")} <= {round(w.start, 6) for w in of(together, "audio")}
+    assert {w.start for w in of(together, "video")} <= {w.start for w in of(together, "audio")}
+
+
+def test_the_last_aligned_window_has_sound_also_if_the_sound_went_ahead(tmp_path: Path) -> None:
+    sound = noisy(20.0, 16000, 1)
+    path = write(tmp_path / "a.mkv", moving(265), sound, audio_codec="flac", options={"g": "25"})  # 10.6 s of video
+    found = list(windows(path, INPUTS, aligned=True))
+    assert of(found, "video")[-1].start == pytest.approx(9.6)
+    assert {w.start for w in of(found, "video")} <= {w.start for w in of(found, "audio")}
 
 
 @pytest.mark.parametrize("name", SOUNDS)
