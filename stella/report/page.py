@@ -19,7 +19,18 @@ from stella.methods import METHODS
 from stella.report import plots
 from stella.report.svg import SERIES
 from stella.report.tables import DIRECTIONS, named_ceilings
-from stella.runs.record import Group, RunRecord, Spread, ceilings, flatten, group, mean_recall, read_run, unlike
+from stella.runs.record import (
+    Group,
+    RunRecord,
+    Spread,
+    ceilings,
+    flatten,
+    galleries,
+    group,
+    mean_recall,
+    read_run,
+    unlike,
+)
 
 LISTED = 20  # skipped clips named on the page
 IN_STORY = 5  # groups named in the first sentences; of more, only the best and the worst
@@ -65,6 +76,8 @@ def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[st
     scored = sorted((g for g in groups if g.spread("A").values), key=lambda g: -g.spread("A").mean)
     if not scored:
         return ["No run has finished yet."]
+    if len(sizes := galleries(run for g in groups for run in g.runs)) > 1:
+        return [f"Evaluated on galleries of {' and '.join(map(str, sizes))} clips, so these runs cannot be ranked."]
     chance = f"; chance is {cues['chance']:.1f}%" if cues else ""
     story = [f"{_named(forgot, 'F', 'forgot {} points')}."] if forgot else []
     return [*story, f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]

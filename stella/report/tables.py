@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.data.skipped import in_words
-from stella.runs.record import Group, RunRecord, mean_recall
+from stella.data.tasks import chance
+from stella.runs.record import Group, RunRecord, galleries, mean_recall
 
 DIRECTIONS = {"a2v": "a→v", "v2a": "v→a"}
 LEGEND = "a→v: sounds find their videos; v→a: the reverse"
@@ -24,18 +25,23 @@ CEILINGS = {  # lowest first
 def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None = None) -> Table:
     """A and F of each method over its finished runs, its slow weights below it; last, the ceilings."""
     table = _table("Retrieval after the last task", "method")
-    styles = {"runs": "dim", "A ↑": "bold", "F ↓": ""}
+    sizes = galleries(run for group in groups for run in group.runs)
+    differ = len(sizes) > 1
+    styles = {"runs": "dim", **({"gallery\n(chance)": ""} if differ else {}), "A ↑": "bold", "F ↓": ""}
     for heading in (*styles, *(f"{direction} {figure}" for direction in DIRECTIONS.values() for figure in "AF")):
         table.add_column(heading, justify="right", style=styles.get(heading, ""), no_wrap=True)
     for one in (version for group in groups for version in group.versions):
         by_direction = (one.spread(direction, figure).short for direction in DIRECTIONS for figure in "AF")
-        table.add_row(Text(one.label), one.progress, str(one.spread("A")), str(one.spread("F")), *by_direction)
+        gallery = [", ".join(f"{n:,} ({chance([n])['chance']:.1f})" for n in galleries(one.runs))] if differ else []
+        figures = (str(one.spread("A")), str(one.spread("F")), *by_direction)
+        table.add_row(Text(one.label), one.progress, *gallery, *figures)
     if ceilings:
         table.add_section()
         for name, value in named_ceilings(ceilings).items():
             table.add_row(name, "", Text(f"{value:.1f}", style="not bold"), style="dim")
+    gallery = f"the {sizes[0]:,} evaluation clips of all tasks" if len(sizes) == 1 else "the clips of all tasks"
     table.caption = (
-        "A: mean of R@1/5/10 over all tasks in %, the clips of all tasks as gallery. F: how far tasks fell from their "
+        f"A: mean of R@1/5/10 over all tasks in %, {gallery} as gallery. F: how far tasks fell from their "
         f"best. {LEGEND}. ±: deviation over runs."
     )
     return table

@@ -198,8 +198,17 @@ def experiment(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in NOT_THE_EXPERIMENT and value is not None}
 
 
+def galleries(runs: Iterable[RunRecord]) -> list[int]:
+    """The different numbers of clips that runs were evaluated on, in order."""
+    return sorted({sum(run.evaluations[-1]["clips"]) for run in runs if run.evaluations})
+
+
 def unlike(runs: Sequence[RunRecord]) -> str | None:
-    """A warning if a run appears twice, or if runs of several methods differ in more than the method's own settings."""
+    """A warning if galleries differ in size, if a run appears twice, or if runs of several methods differ in more than
+    the method's own settings."""
+    if len(sizes := galleries(runs)) > 1:
+        counts = " and ".join(f"{size:,}" for size in sizes)
+        return f"These runs were evaluated on galleries of {counts} clips, in which chance differs: they are not ranked"
     found = [experiment(run.config) for run in runs]
     if len(runs) > len({(repr(one), run.seed) for one, run in zip(found, runs, strict=True)}):
         return "Some runs have the same configuration and the same seed, so their deviation is not one over seeds"
@@ -223,8 +232,8 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """Scores of chance and, if the data know them, of single cues in these runs' gallery; None if galleries differ."""
     seen = [run for run in runs if run.evaluations]
-    galleries = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
-    return galleries[0] if galleries and all(gallery == galleries[0] for gallery in galleries) else None
+    found = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
+    return found[0] if found and all(each == found[0] for each in found) else None
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:
