@@ -32,6 +32,7 @@ ROOMS = (
     "fast",
     "train",
     "runs",
+    "embed",
     "bench",
     "report",
     "experiments",
@@ -72,7 +73,17 @@ def test_speed_is_applied_from_outside() -> None:
     assert not wrong
 
 
-BLOCKED = ("av", "webdataset", "gradio", "tensorboard", "faiss", "torchcodec", "ray", "kaldi_native_fbank")
+BLOCKED = (
+    "av",
+    "webdataset",
+    "gradio",
+    "tensorboard",
+    "faiss",
+    "torchcodec",
+    "ray",
+    "kaldi_native_fbank",
+    "huggingface_hub",
+)
 
 SCRIPT = f"""
 import importlib.abc, importlib, pkgutil, sys

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, train
+from stella.cli import data, models, scenes, train, use
 from stella.cli.common import say
 from stella.errors import StellaError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 COMMANDS = {
+    "Use": (use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
     "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
     "Data": (data.look, data.prepare, data.pack),

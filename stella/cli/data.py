@@ -80,8 +80,9 @@ def pack(
     """Decode clips once and store them as arrays that feed a GPU: then train with data.source=packed."""
     from stella.data.pack import pack as run
     from stella.experiments.recipe import run_config
+    from stella.runs.config import with_weights
 
-    data = run_config(*split(recipe, values)).data
-    want, tasks = data.sizes(), data.all_tasks(evaluation)
-    sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": data.decoded_pixels}
-    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers)))
+    data = with_weights(run_config(*split(recipe, values)))[0].data
+    want, tasks = data.inputs(), data.all_tasks(evaluation)
+    sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": want.size}
+    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, inputs=want)))

@@ -24,7 +24,7 @@ def evaluate(
 ) -> None:
     """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
     from stella.experiments.recipe import run_tree
-    from stella.report.tables import classes_line, recall_table
+    from stella.report.tables import classes_line, matching_table, recall_table
     from stella.runs.evaluate import evaluate_weights
     from stella.runs.record import gallery_ceilings
 
@@ -33,6 +33,8 @@ def evaluate(
     console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
     if found["classes"]:
         say(classes_line(found["classes"]))
+    if (matching := matching_table(found)) is not None:
+        console.print(matching)
 
 
 def report(

@@ -2,18 +2,23 @@
 
 import csv
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NoReturn
 
 from stella.clip import MIDDLE, Clip, Labels, Origin
-from stella.data.tasks import DecodedConfig, with_margin
+from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
 
 VIDEO_SUFFIXES = (
     *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
     *(".3gp", ".m2ts", ".mts", ".ts", ".vob"),
+)
+AUDIO_SUFFIXES = (
+    *(".aac", ".ac3", ".aif", ".aiff", ".amr", ".caf", ".flac", ".m4a", ".mka", ".mp2", ".mp3", ".oga", ".ogg"),
+    *(".opus", ".wav", ".wma"),
 )
 
 
@@ -28,8 +33,7 @@ class FolderConfig(DecodedConfig):
 
     def open(self, evaluation: bool = False) -> "Folder":
         path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
-        plan = Plan(0.0, self.duration, self.frames, with_margin(self.pixels), self.span)
-        return Folder(path or "", plan, labels, self.tasks_from == "folders")
+        return Folder(path or "", self.inputs().plan(), labels, self.tasks_from == "folders")
 
 
 class Folder:
@@ -81,8 +85,8 @@ class Folder:
         return self._labels.get(self.files[index], Labels())
 
 
-def find_videos(root: Path) -> list[str]:
-    """Sorted paths below `root` of all files with a video's suffix, except hidden files and folders.
+def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[str]:
+    """Sorted paths below `root` of all files with such a suffix, except hidden files and folders.
 
     Broken links and unreadable files are listed too: they are skipped later, with a reason.
     """
@@ -100,10 +104,10 @@ def find_videos(root: Path) -> list[str]:
         found += [
             (Path(folder) / name).relative_to(root).as_posix()
             for name in names
-            if not name.startswith(".") and Path(name).suffix.lower() in VIDEO_SUFFIXES
+            if not name.startswith(".") and Path(name).suffix.lower() in suffixes
         ]
     if not found:
-        raise StellaError(f"{root} holds no videos; put files such as {', '.join(VIDEO_SUFFIXES[:8])} … there")
+        raise StellaError(f"{root} holds no videos; put files such as {', '.join(suffixes[:8])} … there")
     return sorted(found)
 
 

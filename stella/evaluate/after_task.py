@@ -1,9 +1,11 @@
 """All measurements between tasks, as one record for `metrics.jsonl`."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stella.clip import class_of
 from stella.data.skipped import Skipped
@@ -17,6 +19,7 @@ from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
 
+POINTS = ("importance_ratio", "auc", "pointing", "pointing_chance")  # where the matching module points
 MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
@@ -30,12 +33,12 @@ def evaluate_tasks(
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """Recall and matching accuracy in percent, modality gap and importance ratio per task, ready for JSON.
+    """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
     `clips` counts the clips of each task that could be used; the others are listed once in `skipped`. Without a
-    matching module its measurements are None; `importance_ratio` is None for a task without masks. Retrieval uses no
-    random number. The matching module is judged on `MATCHING_CLIPS` clips of each task, the same for every seed, with
-    mismatches drawn from the seed.
+    matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
+    beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
+    on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
@@ -51,7 +54,7 @@ def evaluate_tasks(
             embeddings,
             [[class_of(source, i) for i in e.ids.tolist()] for (_, source), e in zip(tasks, embeddings, strict=True)],
         ),
-        **dict.fromkeys(("avm_accuracy", "avm_accuracy_by_task", "importance_ratio")),
+        **dict.fromkeys(("avm_accuracy", "avm_accuracy_by_task", *POINTS)),
     }
     if avm is None:
         return record
@@ -60,9 +63,16 @@ def evaluate_tasks(
         some = some_of(source, MATCHING_CLIPS, generator("matching", position))
         gen = generator(seed, "matching", position)
         matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast))
-    ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
         "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
-        "importance_ratio": [None if ratio != ratio else ratio for ratio in ratios],
+        "importance_ratio": _known([m.ratio.nanquantile(0.5) for m in matched]),
+        "auc": _known([m.auc.nanmean() for m in matched]),
+        "pointing": _known([100 * m.pointing.nanmean() for m in matched]),
+        "pointing_chance": _known([100 * m.chance.nanmean() for m in matched]),
     }
+
+
+def _known(values: Sequence[Tensor]) -> list[float | None]:
+    """Plain numbers, None for NaN."""
+    return [None if value.isnan() else value.item() for value in values]

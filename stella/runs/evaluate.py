@@ -31,21 +31,19 @@ def evaluate_weights(
 
     `slow` evaluates the slow weights of a run.
     """
-    folder = RunFolder(model) if Path(model).is_dir() else None
-    if folder and folder.started and folder.end is None:
-        raise StellaError(
-            f"{model} is not finished and has no weights yet; continue it with stella pretrain --resume {model}"
-        )
+    folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
+    file = weights.find(model)  # refuses an unfinished run
+    about = weights.describe(file)
+    ours = about.format == weights.OURS
+    if ours:  # the data take the model's sizes where they are not given
+        sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
+        tree["model"] = {"weights": str(file), **sizes}
     config = settle(build(RunConfig, overridden(tree, values)))
     machine = runtime(config.train.device, config.train.precision)
-    if folder:
-        loaded = weights.load(folder.slow_weights if slow else folder.weights)
-    else:  # only our own files store their sizes
-        ours = weights.describe(model).format == weights.OURS
-        loaded = weights.load(model, None if ours else model_config(config))
+    loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
     tasks, which = _tasks(config, values, folder, machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
