@@ -2,6 +2,7 @@
 
 import csv
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -15,6 +16,7 @@ VIDEO_SUFFIXES = (
     *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
     *(".3gp", ".m2ts", ".mts", ".ts", ".vob"),
 )
+AUDIO_SUFFIXES = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav", ".wma")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Folder:
         return self._labels.get(self.files[index], Labels())
 
 
-def find_videos(root: Path) -> list[str]:
+def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[str]:
     """Sorted paths below `root` of all files with a video's suffix, except hidden files and folders.
 
     Broken links and unreadable files are listed too: they are skipped later, with a reason.
@@ -77,10 +79,10 @@ def find_videos(root: Path) -> list[str]:
         found += [
             (Path(folder) / name).relative_to(root).as_posix()
             for name in names
-            if not name.startswith(".") and Path(name).suffix.lower() in VIDEO_SUFFIXES
+            if not name.startswith(".") and Path(name).suffix.lower() in suffixes
         ]
     if not found:
-        raise StellaError(f"{root} holds no videos; put files such as {', '.join(VIDEO_SUFFIXES[:8])} … there")
+        raise StellaError(f"{root} holds no videos; put files such as {', '.join(suffixes[:8])} … there")
     return sorted(found)
 
 
