@@ -31,6 +31,7 @@ ROOMS = (
     "fast",
     "train",
     "runs",
+    "search",
     "bench",
     "report",
     "experiments",

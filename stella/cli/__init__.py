@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, train
+from stella.cli import data, models, scenes, search, train
 from stella.cli.common import say
 from stella.errors import StellaError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 COMMANDS = {
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
     "Models and results": (models.evaluate, models.report, models.methods, models.weights, models.bench),
+    "Use": (search.index, search.search),
     "Data": (data.look, data.prepare, data.pack),
 }
 for panel, commands in COMMANDS.items():

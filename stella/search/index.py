@@ -23,7 +23,7 @@ from stella.errors import StellaError
 from stella.files import lock
 from stella.search import ivf, maintain
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
-from stella.search.maintain import State, Summary
+from stella.search.maintain import BadFile, State, Summary
 from stella.search.model import Embedder
 from stella.search.nearest import Place, Shards, first_rows, ranked
 from stella.search.query import Query, embed_query, other
@@ -73,6 +73,7 @@ class Index:
         self,
         *sources: Path | str,
         model: "Embedder | Path | str | None" = None,
+        device: str | None = None,
         refresh: bool = False,
         progress: bool = False,
     ) -> Summary:
@@ -83,7 +84,7 @@ class Index:
         """
         Catalogue.create(self.path)
         with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue, progress_bar(progress) as bar:
-            chosen, origin = self._choose(catalogue, model, refresh)
+            chosen, origin = self._choose(catalogue, model, device, refresh)
             return maintain.update(catalogue, sources, chosen, origin, refresh, bar)
 
     def compact(self) -> int:
@@ -100,14 +101,18 @@ class Index:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.state(catalogue)
 
-    def model(self, given: "Embedder | Path | str | None" = None) -> Embedder:
+    def bad(self) -> list[BadFile]:
+        with closing(Catalogue(self.path)) as catalogue:
+            return maintain.bad_files(catalogue)
+
+    def model(self, given: "Embedder | Path | str | None" = None, device: str | None = None) -> Embedder:
         """The model for queries: the given one, or the one that made the index. Any other version is refused."""
         with closing(Catalogue(self.path)) as catalogue:
             serving = _serving(catalogue, self.path)
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
         chosen = given if given is not None else serving.origin
-        found = load(chosen) if isinstance(chosen, Path | str) else chosen
+        found = load(chosen, device) if isinstance(chosen, Path | str) else chosen
         if found.fingerprint != serving.fingerprint:
             raise StellaError(
                 f"{chosen} is version {found.fingerprint[:12]} and {self.path} was made by "
@@ -117,7 +122,7 @@ class Index:
         return found
 
     def _choose(
-        self, catalogue: Catalogue, given: "Embedder | Path | str | None", refresh: bool
+        self, catalogue: Catalogue, given: "Embedder | Path | str | None", device: str | None, refresh: bool
     ) -> tuple[Embedder, str]:
         """The model of an update, and what to load it from next time: by default that of the last one."""
         if given is None:
@@ -125,7 +130,7 @@ class Index:
             given = row.origin if row else DEFAULT_MODEL
         if not isinstance(given, Path | str):
             return given, ""
-        return load(given), str(Path(given).resolve() if Path(given).exists() else given)
+        return load(given, device), str(Path(given).resolve() if Path(given).exists() else given)
 
     def search(
         self,
@@ -138,6 +143,7 @@ class Index:
         label: str | None = None,
         merge: bool = True,
         model: "Embedder | Path | str | None" = None,
+        device: str | None = None,
         faiss: bool = False,
     ) -> Found:
         """The `k` moments that fit a query best.
@@ -151,7 +157,7 @@ class Index:
         for name, value in (("to", to), ("by", by)):
             if value not in (None, *MODALITIES):
                 raise StellaError(f"{name}={value!r} must be video or audio")
-        asked = Query(query) if isinstance(query, Tensor) else embed_query(self.model(model), str(query), by)
+        asked = Query(query) if isinstance(query, Tensor) else embed_query(self.model(model, device), str(query), by)
         target: Modality = to or other(asked.by)
         began = time.perf_counter()
         hits, exact, note = self._read(lambda c: self._nearest(c, asked.vector, k, target, path, label, merge, faiss))
@@ -218,13 +224,14 @@ class Index:
         return _hits(catalogue, rows, to, k, merge), derived is None, note
 
 
-def load(what: Path | str) -> Embedder:
+def load(what: Path | str, device: str | None = None) -> Embedder:
     """`stella.load`, where a path or a name is known."""
     if not str(what):
         raise StellaError("the index does not know where its model came from; name it with --model")
-    from stella.embed import load
+    import stella
 
-    return load(what)
+    model: Embedder = stella.load(what, device=device)
+    return model
 
 
 def _hits(catalogue: Catalogue, rows: Iterator[tuple[Place, float]], to: Modality, k: int, merge: bool) -> list[Hit]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from stella.search.catalogue import Catalogue
 from stella.search.vectors import shard_path
 
-Content = set[tuple[bytes, str, str, float, float, bytes]]
+Content = list[tuple[bytes, str, str, float, float, bytes]]
 
 
-def content(root: Path) -> list[tuple[bytes, str, str, float, float, bytes]]:
-    """(path, model, modality, start, end, vector's bytes) of every window, sorted; read without the library's reader."""
+def content(root: Path) -> Content:
+    """(path, model, modality, start, end, vector's bytes) of every window, sorted, by a reader of its own."""
     found = []
     with closing(Catalogue(root)) as catalogue:
         rows = catalogue.db.execute(
