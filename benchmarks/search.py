@@ -136,7 +136,7 @@ def main() -> None:
         named = [(shard, row) for shard, part in shards.items() for row in range(len(part))]
         found_by = lambda result: {named[i] for i in result[1][0] if i >= 0}  # noqa: E731
         add("faiss Flat, float32 in memory", lambda q: flat.search(q[None].numpy(), K), found_by)
-        del flat
+        flat.reset()
         began = time.perf_counter()
         index.build_ivf()
         built = time.perf_counter() - began
@@ -153,7 +153,9 @@ def main() -> None:
             "processor": platform.processor() or _processor(),
             "torch": torch.__version__,
             "faiss": faiss.__version__,
-            "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
+            "commit": subprocess.run(
+                ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+            ).stdout.strip(),
         }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:

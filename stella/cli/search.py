@@ -48,8 +48,8 @@ def index(
     found = Index(root)
     if state:
         wide(100).print(state_table(found.state()))
-        for bad in found.bad():
-            say(f"bad {printable(bad.file)}: {bad.reason}", "yellow")
+        for one in found.bad():
+            say(f"bad {printable(one.file)}: {one.reason}", "yellow")
         return
     if forget:
         if not sources:

@@ -133,7 +133,7 @@ class Catalogue:
         row = self.db.execute(
             "SELECT id, fingerprint, dim, origin FROM models WHERE id = (SELECT value FROM meta WHERE key = ?)", (key,)
         ).fetchone()
-        return ModelRow(*row[:3], os.fsdecode(row[3] or b"")) if row else None
+        return ModelRow(row[0], row[1], row[2], os.fsdecode(row[3] or b"")) if row else None
 
     def add_model(self, fingerprint: str, dim: int, origin: str) -> int:
         """The id of a model, known or new. What it was loaded from is kept up to date."""

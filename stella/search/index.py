@@ -83,9 +83,9 @@ class Index:
         known folders are then embedded by it, while the old vectors go on answering until all are done.
         """
         Catalogue.create(self.path)
-        with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue, progress_bar(progress) as bar:
+        with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
             chosen, origin = self._choose(catalogue, model, device, refresh)
-            return maintain.update(catalogue, sources, chosen, origin, refresh, bar)
+            return maintain.update(catalogue, sources, chosen, origin, refresh, progress_bar(progress))
 
     def compact(self) -> int:
         """Give the space of dropped vectors back; returns how many."""
@@ -282,7 +282,8 @@ def _unit(vector: Tensor, model: ModelRow) -> Tensor:
     wide = vector.detach().cpu().double()
     if not bool(wide.isfinite().all()) or not bool(wide.any()):
         raise StellaError("a query vector must be finite and not zero")
-    return (wide / wide.norm()).float()
+    unit: Tensor = (wide / wide.norm()).float()
+    return unit
 
 
 def _serving(catalogue: Catalogue, root: Path) -> ModelRow:

@@ -100,5 +100,5 @@ class ShardClips:
         raise NotImplementedError(frames, waveform, fps, start, model)
 
 
-def _hash(data: bytes = b"") -> "hashlib._Hash":
+def _hash(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)

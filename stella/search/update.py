@@ -86,14 +86,15 @@ class Update:
         pending: list[Result] = []
         committed = time.monotonic()
         try:
-            for job in jobs:
-                pending.append(self._embed(job))
-                bad = sum(self.counts.bad.values())
-                self.bar.update(shown, advance=1, description=f"indexing, {bad} bad" if bad else "indexing")
-                windows = sum(len(result.windows) for result in pending)
-                if time.monotonic() - committed > COMMIT_SECONDS or windows > COMMIT_WINDOWS:
-                    self._commit(pending)
-                    pending, committed = [], time.monotonic()
+            with self.bar:
+                for job in jobs:
+                    pending.append(self._embed(job))
+                    bad = sum(self.counts.bad.values())
+                    self.bar.update(shown, advance=1, description=f"indexing, {bad} bad" if bad else "indexing")
+                    windows = sum(len(result.windows) for result in pending)
+                    if time.monotonic() - committed > COMMIT_SECONDS or windows > COMMIT_WINDOWS:
+                        self._commit(pending)
+                        pending, committed = [], time.monotonic()
         finally:  # also after Ctrl-C
             self._commit(pending)
             self.writer.close()
