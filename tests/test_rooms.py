@@ -31,6 +31,7 @@ ROOMS = (
     "fast",
     "train",
     "runs",
+    "embed",
     "search",
     "bench",
     "report",

@@ -80,18 +80,20 @@ def pack(
     """Decode clips once and store them as arrays that feed a GPU: then train with data.source=packed."""
     from stella.data.pack import pack as run
     from stella.experiments.recipe import run_config
+    from stella.runs.config import with_weights
 
-    data = run_config(*split(recipe, values)).data
-    want, tasks = data.sizes(), data.all_tasks(evaluation)
+    data = with_weights(run_config(*split(recipe, values)))[0].data
+    want, tasks = data.inputs(), data.all_tasks(evaluation)
     summary = run(
         tasks,
         out,
         pixels=want.pixels,
         spec_frames=want.spec_frames,
-        size=data.decoded_pixels,
+        size=want.size,
         width=width,
         windows=windows,
         workers=workers,
+        inputs=want,
     )
     say(str(summary))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from stella.clip import MIDDLE, Clip, Labels
-from stella.data.tasks import DecodedConfig, with_margin
+from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
 
@@ -27,8 +27,7 @@ class FolderConfig(DecodedConfig):
 
     def open(self, evaluation: bool = False) -> "Folder":
         path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
-        plan = Plan(0.0, self.duration, self.frames, with_margin(self.pixels), self.span)
-        return Folder(path or "", plan, labels)
+        return Folder(path or "", self.inputs().plan(), labels)
 
 
 class Folder:

@@ -18,11 +18,11 @@ from stella.data.chunk import Job, make, read_clip
 from stella.data.packed import FRAMES, LENGTHS, SCALE, VERSION, WAVEFORMS, Header
 from stella.data.prepare import Summary, progress_bar
 from stella.data.skipped import Skipped, in_words
-from stella.data.tasks import with_margin
 from stella.data.workers import Tick
 from stella.errors import ClipError, StellaError
 from stella.files import lock, write_json
 from stella.media.fbank import LENGTH, SHIFT
+from stella.media.inputs import Inputs, with_margin
 
 CHUNK = 8  # clips that a worker decodes before it hands them over
 
@@ -39,13 +39,14 @@ def pack(
     workers: int | None = None,
     time_limit: float = 60.0,
     progress: bool = True,
+    inputs: Inputs | None = None,
 ) -> Summary:
     """Write all clips of a source, or of named tasks, into the new folder `out`, which `Packed` reads.
 
     Frames are stored with a short side of `size` (none: 8/7 of `pixels`) and cropped at the centre to `width` (none:
     square). `windows` windows of each clip, spread evenly, are stored for training to choose from; an odd number, for
     evaluation takes the middle one. Unusable clips are skipped and listed in `out`/skipped.jsonl. `workers` processes
-    decode (none: one per core; 0: this process).
+    decode (none: one per core; 0: this process). `inputs` says how the clips are made; it is stored with them.
     """
     began, out = time.monotonic(), Path(out)
     tasks = list(clips) if isinstance(clips, Sequence) else [(None, clips)]
@@ -54,7 +55,7 @@ def pack(
     samples = LENGTH + SHIFT * (spec_frames - 1)  # what filterbanks of this many frames need
     cutter = _Cutter(tasks, size, width or size, samples, windows)
     workers = (os.cpu_count() or 1) if workers is None else workers
-    header = Header(VERSION, pixels, spec_frames, [], samples, windows)
+    header = Header(VERSION, pixels, spec_frames, [], samples, windows, inputs=asdict(inputs) if inputs else None)
     fresh = out.with_name(out.name + ".tmp")
     fresh.mkdir(parents=True, exist_ok=True)
     with lock(fresh / ".lock"):

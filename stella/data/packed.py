@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from stella.clip import MIDDLE, Clip, Device, Labels, send
-from stella.data.tasks import FilesConfig, Sizes
+from stella.data.tasks import FilesConfig
 from stella.errors import StellaError
 from stella.files import read_json
+from stella.media.inputs import Inputs, derived
 
 VERSION = 2
 FRAMES, WAVEFORMS, LENGTHS = "frames.u8", "waveforms.i16", "lengths.i64"
@@ -36,9 +37,10 @@ class PackedConfig(FilesConfig):
     def open(self, evaluation: bool = False) -> "Packed":
         return Packed((self.eval_path if evaluation else self.path) or "")
 
-    def sizes(self) -> Sizes:
+    def inputs(self) -> Inputs:
         header = read_header(Path(self.path))
-        return Sizes(header.pixels, header.spec_frames, header.frames[0])
+        sizes = derived(header.pixels, header.spec_frames, header.frames[0])
+        return Inputs(**header.inputs) if header.inputs else sizes
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Header:
     ids: list[str] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
     tasks: list[str | None] = field(default_factory=list)
+    inputs: dict[str, Any] | None = None  # how the clips were made, as far as it is known
 
 
 class Packed:

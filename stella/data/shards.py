@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Literal
 from torch import Tensor
 
 from stella.clip import MIDDLE, Clip, Labels
-from stella.data.tasks import DecodedConfig, with_margin
+from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
@@ -35,7 +35,8 @@ class ShardsConfig(DecodedConfig):
 
     def open(self, evaluation: bool = False) -> "Shards":
         root = self.eval_path if evaluation else self.path
-        return Shards(root or "", self.frames, self.span, with_margin(self.pixels))
+        inputs = self.inputs()
+        return Shards(root or "", inputs.frames, inputs.span, inputs.size)
 
 
 @dataclass(frozen=True)

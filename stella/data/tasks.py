@@ -6,29 +6,21 @@ Each source has a config of its own beside it (`ScenesConfig`, `FolderConfig`, â
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 
 from stella.clip import Device, Labels, Source
 from stella.data.views import View, part
 from stella.errors import ConfigError, StellaError
+from stella.media.inputs import PER_SECOND, Inputs, with_margin
 from stella.rng import generator
 
 Tasks = list[tuple[str, Source]]
 ONLY_TASK = "all"  # the name where clips have no tasks
 RANKS = (1, 5, 10)  # A is the mean of R@1, R@5 and R@10
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shape of a source's clips, as a model takes them."""
-
-    pixels: int
-    spec_frames: int
-    frames: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,12 @@ class SourceConfig(ABC):
                 raise ConfigError(f"data.{name}={value} must be above 0")
 
     @abstractmethod
-    def sizes(self) -> Sizes: ...
+    def inputs(self) -> Inputs:
+        """How the clips are made, and their sizes as a model takes them."""
+
+    def following(self, inputs: Inputs | None) -> Self:
+        """The source with the sizes that were not given taken from a model's inputs; None: with its own defaults."""
+        return self
 
     @abstractmethod
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
@@ -77,19 +74,9 @@ class SourceConfig(ABC):
         """Whether clips are cached in this process, which makes worker processes useless for evaluation."""
         return False
 
-    @property
-    def decoded_pixels(self) -> int:
-        """The short side of decoded frames: 8/7 of `pixels`, so that crops can move."""
-        return with_margin(self.sizes().pixels)
-
     def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
         """A by chance, and by what else is known, in a gallery of these numbers of clips; empty if nothing is."""
         return chance(clips)
-
-
-def with_margin(pixels: int) -> int:
-    """Room for crops of `pixels`: 256 for 224."""
-    return -(-pixels * 8 // 7)
 
 
 def chance(clips: Sequence[int]) -> dict[str, float]:
@@ -180,14 +167,28 @@ class DecodedConfig(FilesConfig):
 
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
-    pixels: int = 224  # after cropping
-    frames: int = 4
-    duration: float = 10.24  # seconds of a clip
-    span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
+    # none, and auto of the span: as the weights that a run starts from want it, or else the paper's (`Inputs`)
+    pixels: int | None = None  # after cropping
+    frames: int | None = None
+    duration: float | None = None  # seconds of a clip
+    span: float | Literal["auto"] | None = "auto"  # seconds of the window with the frames; none: the whole clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
+        sizes = ("pixels", "frames", "duration", "span")
+        self.check_positive(*(name for name in sizes if getattr(self, name) not in (None, "auto")))
 
-    def sizes(self) -> Sizes:
-        return Sizes(self.pixels, round(self.duration * 100), self.frames)
+    def following(self, inputs: Inputs | None) -> Self:
+        inputs = inputs or Inputs()
+        return replace(
+            self,
+            pixels=inputs.pixels if self.pixels is None else self.pixels,
+            frames=inputs.frames if self.frames is None else self.frames,
+            duration=inputs.duration if self.duration is None else self.duration,
+            span=inputs.span if self.span == "auto" else self.span,
+        )
+
+    def inputs(self) -> Inputs:
+        c = self.following(None)
+        assert c.pixels and c.frames and c.duration and c.span != "auto"
+        return Inputs(c.duration, c.pixels, with_margin(c.pixels), c.frames, c.span, round(c.duration * PER_SECOND))

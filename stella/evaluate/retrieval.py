@@ -34,6 +34,16 @@ class Embeddings:
         return len(self.ids)
 
 
+def unit_a(model: CAV, audio: Tensor) -> Tensor:
+    """The embedding of spectrograms [B, time, mel]: all patches, alone through fusion, mean, L2-normalised; [B, D]."""
+    return F.normalize(model.represent_a(audio).float(), dim=1)
+
+
+def unit_v(model: CAV, video: Tensor) -> Tensor:
+    """The embedding of clips [B, T, 3, H, W], as `unit_a`."""
+    return F.normalize(model.represent_v(video).float(), dim=1)
+
+
 @torch.no_grad()
 def embed(
     model: CAV,
@@ -47,8 +57,7 @@ def embed(
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in evaluation_batches(source, config, device, skipped):
         with autocast():
-            z_a, z_v = model.represent_a(batch.audio), model.represent_v(batch.video)  # [B, D]
-        parts.append((F.normalize(z_a.float(), dim=1), F.normalize(z_v.float(), dim=1), batch.ids))
+            parts.append((unit_a(model, batch.audio), unit_v(model, batch.video), batch.ids))
     return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -18,6 +18,7 @@ from stella.data.scenes import ScenesConfig
 from stella.errors import ConfigError
 from stella.experiments.paper import DATASET
 from stella.methods.base import MemoryConfig
+from stella.model.weights import preset_of
 from stella.report.methods import format_bytes
 from stella.runs.config import ModelConfig, RunConfig
 from stella.train.config import TrainConfig
@@ -76,8 +77,9 @@ class Recipe:
         memory = build(MemoryConfig, tree.get("memory", {}), "memory.")
         rate = build(TrainConfig, tree.get("train", {}), "train.").lr
         start = f" from {model.weights}" if model.weights else ""
+        preset = model.preset or (preset_of(model.weights) if model.weights else None) or "tiny"
         room = f"{memory.clips:,} clips" if memory.bytes is None else format_bytes(memory.bytes)
-        return f"Recipe: model {model.preset}{start}, learning rate {rate:g}, memory {room}."
+        return f"Recipe: model {preset}{start}, learning rate {rate:g}, memory {room}."
 
     def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:
         """A sentence for each override that some variants ignore because they set the same key."""
@@ -99,8 +101,10 @@ class Recipe:
 
 def overridden(tree: Tree, values: Sequence[str]) -> Tree:
     """A recipe's tables with `key.sub=value` overrides. Under another data.source, keys of the recipe's own source are
-    dropped."""
+    dropped; under other model.weights, so are the recipe's own model sizes, which follow from the weights."""
     source = tree.get("data", {}).get("source", ScenesConfig.source)
+    if any(value.startswith("model.weights=") for value in values):
+        tree["model"] = {}
     for value in values:
         lay(tree, value)
     data = tree.get("data", {})

@@ -83,7 +83,7 @@ def read_cut(
 
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
     """The length of a file in seconds as its header states it, None if it does not."""
-    with _open(Path(path), time.monotonic() + time_limit) as container:
+    with open_media(Path(path), time.monotonic() + time_limit) as container:
         return container.duration / 1e6 if container.duration else None
 
 
@@ -92,8 +92,12 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
-        with _open(path, deadline) as container:
-            cut = _Cut(path, container, start, duration, deadline)
+        with open_media(path, deadline) as container:
+            streams = tracks(path, container)
+            for kind, stream in streams.items():
+                if stream is None:
+                    raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
+            cut = Cut(path, container, streams["video"], streams["audio"], start, duration, deadline)
             if cut.gather(back):
                 waveform = cut.waveform()
                 return cut.pictures(times, size), waveform
@@ -101,7 +105,7 @@ def _read(
 
 
 @contextmanager
-def _open(path: Path, deadline: float) -> Iterator[Any]:
+def open_media(path: Path, deadline: float) -> Iterator[Any]:
     """A PyAV container. Bad files, and FFmpeg's errors while it is open, become `ClipError`."""
     _check_file(path)
     av = require("av")
@@ -151,28 +155,36 @@ def _late(path: Path) -> ClipError:
     return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
 
 
-class _Cut:
-    """The packets of one clip of an open file, and what is decoded from them."""
+def tracks(path: Path, container: Any) -> dict[str, Any]:
+    """The first video track that is not a cover picture, and the first audio track; None where there is none."""
+    covers = [s for s in container.streams.video if s.disposition & s.disposition.attached_pic]
+    found = {
+        "video": next((s for s in container.streams.video if s not in covers), None),
+        "audio": next(iter(container.streams.audio), None),
+    }
+    for kind, stream in found.items():
+        if stream is not None and stream.codec_context is None:
+            raise ClipError(path, f"unknown {kind} codec", "re-encode it, for example to H.264 and AAC")
+    return found
 
-    def __init__(self, path: Path, container: Any, start: float, duration: float, deadline: float) -> None:
+
+class Cut:
+    """The packets of one clip of an open file, and what is decoded from them; a track may be None."""
+
+    def __init__(
+        self, path: Path, container: Any, video: Any, audio: Any, start: float, duration: float, deadline: float
+    ) -> None:
         self.path, self.container, self.deadline = path, container, deadline
-        covers = [s for s in container.streams.video if s.disposition & s.disposition.attached_pic]
-        streams: dict[str, Any] = {
-            "video": next((s for s in container.streams.video if s not in covers), None),
-            "audio": next(iter(container.streams.audio), None),
-        }
-        for kind, stream in streams.items():
-            if stream is None:
-                raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
-            if stream.codec_context is None:
-                raise ClipError(path, f"unknown {kind} codec", "re-encode it, for example to H.264 and AAC")
+        self.video, self.audio = video, audio
+        self.audio_decoder = audio.codec_context if audio is not None else None
+        self.streams = [stream for stream in (video, audio) if stream is not None]
         for stream in container.streams:
-            if stream not in streams.values():
+            if stream not in self.streams:
                 stream.discard = require("av.stream").Discard.all
-        self.video, self.audio = streams.values()
-        self.video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
-        self.video.codec_context.thread_count = 1
-        self.tick = {stream.index: float(stream.time_base) for stream in streams.values()}
+        if video is not None:
+            video.codec_context.thread_type = "NONE"  # clips are decoded in parallel, not their frames
+            video.codec_context.thread_count = 1
+        self.tick = {stream.index: float(stream.time_base) for stream in self.streams}
         self.origin = (container.start_time or 0) / 1e6
         self.begin = self.origin + start
         self.end = self.begin + duration
@@ -224,7 +236,7 @@ class _Cut:
         """Packets up to the end of the file's readable part; `_check_reached` decides whether that is enough."""
         av = require("av")
         try:
-            for packet in self.container.demux(self.video, self.audio):
+            for packet in self.container.demux(*self.streams):
                 _check_time(self.path, self.deadline)
                 if packet.size and packet.pts is not None:
                     yield packet
@@ -241,7 +253,7 @@ class _Cut:
         for packet in self.audio_packets:
             _check_time(self.path, self.deadline)
             try:
-                frames = [] if packet.is_corrupt else self.audio.codec_context.decode(packet)
+                frames = [] if packet.is_corrupt else self.audio_decoder.decode(packet)
                 broken = packet.is_corrupt
             except av.error.InvalidDataError:
                 frames, broken = [], True
@@ -250,7 +262,7 @@ class _Cut:
                 raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
             for frame in frames:
                 sound.add(frame)
-        for frame in self.audio.codec_context.decode(None):
+        for frame in self.audio_decoder.decode(None):
             sound.add(frame)
         waveform = sound.waveform()
         self._check_reached(self.audio, self.begin + len(waveform) / SAMPLE_RATE)

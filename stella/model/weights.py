@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from stella.config import build, differences, to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import write_bytes
+from stella.media.inputs import Inputs, derived
 from stella.model.avm import AVM
-from stella.model.cav import CAV, PRESETS, CAVConfig
+from stella.model.cav import CAV, PRESETS, CAVConfig, preset
 from stella.model.layouts import FORMATS, Converted, State, count_blocks, under
 
 SHIPPED = Path(__file__).parent / "shipped"
+FILE = "model.safetensors"  # in the folder of a run or of a saved model
 OURS = "stella"  # the metadata key, and the format's name
 
 
@@ -34,9 +36,20 @@ class WeightsError(StellaError):
 
 
 def find(name: Path | str) -> Path:
-    """The path of a weight file, or of shipped weights by their name (`base-tiny`)."""
-    shipped = SHIPPED / f"{name}.safetensors"
-    return shipped if shipped.is_file() else Path(name)
+    """The weight file of a shipped name (`base-tiny`), of a folder (a finished run, a saved model), or the file itself.
+
+    Every place that asks for a model asks here.
+    """
+    shipped, path = SHIPPED / f"{name}.safetensors", Path(name)
+    if shipped.is_file() or not path.is_dir():
+        return shipped if shipped.is_file() else path
+    if (path / FILE).is_file():
+        return path / FILE
+    if (path / "config.json").is_file():
+        raise WeightsError(
+            f"{name} is not finished and has no weights yet; continue it with stella pretrain --resume {name}"
+        )
+    raise WeightsError(f"{name} is a folder without {FILE}; give a finished run, or a folder that save() wrote")
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Loaded:
     avm: AVM | None  # if the file has one
     extra: dict[str, Any]  # given to `save`: recipe, commit, scores
     notes: list[str]  # decisions of the import
+    inputs: Inputs | None = None  # how its inputs are made, if the file says so
 
 
 @dataclass(frozen=True)
@@ -60,21 +74,30 @@ class Description:
     extra: dict[str, Any]
 
 
-def save(path: Path | str, model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> None:
-    """Write backbone and matching module, with the config and `extra` (JSON values) in the metadata."""
+def save(
+    path: Path | str,
+    model: CAV,
+    avm: AVM | None = None,
+    extra: Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
+) -> None:
+    """Write backbone and matching module, with the config, `inputs` and `extra` (JSON values) in the metadata."""
     path = Path(path)
     try:
-        write_bytes(path, packed(model, avm, extra))
+        write_bytes(path, packed(model, avm, extra, inputs))
     except OSError as error:
         raise WeightsError(f"{path} cannot be written ({error.strerror}); choose another place") from error
 
 
-def packed(model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None) -> bytes:
+def packed(
+    model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None, inputs: Inputs | None = None
+) -> bytes:
     """The bytes that `save` writes."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
     state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
     header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
     header |= {"avm_heads": avm.heads, "avm_beta": avm.beta} if avm else {"avm_heads": None}
+    header |= {"inputs": to_tree(inputs)} if inputs else {}
     metadata = {OURS: json.dumps(header | {"extra": dict(extra or {})})}
     return safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
 
@@ -89,7 +112,30 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     if file.has_avm:
         heads, beta = file.header.get("avm_heads") or config.heads, file.header.get("avm_beta", 0.4)
         avm = AVM(config.dim, heads, beta, config.eps)
-    return Loaded(model, avm, file.header.get("extra", {}), _fill(file, model, avm))
+    notes = _fill(file, model, avm)
+    return Loaded(model, avm, file.header.get("extra", {}), notes, _inputs(file.header))
+
+
+def read_inputs(name: Path | str) -> Inputs | None:
+    """How a weight file's inputs are made, from its header or else from its sizes; None for files of others."""
+    header = _read_header(find(name))
+    return (_inputs(header) or inputs_for(build(CAVConfig, header["config"]))) if header else None
+
+
+def inputs_for(config: CAVConfig) -> Inputs:
+    """The inputs of a model of which only the sizes are known."""
+    return derived(config.image_size, config.spec_frames, config.frames, config.mel_bins)
+
+
+def preset_of(name: Path | str) -> str | None:
+    """The preset that a weight file's model has, whatever the sizes of its inputs; None if it is none of them."""
+    path = find(name)
+    if header := _read_header(path):
+        config = build(CAVConfig, header["config"])
+        sizes = {"image_size": config.image_size, "spec_frames": config.spec_frames, "frames": config.frames}
+        return next((each for each in PRESETS if preset(each, **sizes) == config), None)
+    dim = _sizes(_open(path).state).get("dim")
+    return next((each for each, config in PRESETS.items() if config.dim == dim), None)
 
 
 def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]:
@@ -129,13 +175,11 @@ def check_fits(name: Path | str, config: CAVConfig) -> None:
     """Refuse a file that cannot be read, or one of ours for a model of other sizes, before a model is built."""
     path = find(name)
     _head(path)
-    if path.suffix == ".safetensors":
-        file = _open(path)
-        if file.header and (changed := differences(file.header["config"], to_tree(config))):
-            raise WeightsError(
-                f"{path.name} does not fit this run: {'; '.join(changed)}; choose data and model.preset of its sizes, "
-                "or other weights"
-            )
+    if changed := differences((header := _read_header(path)).get("config"), to_tree(config) if header else None):
+        raise WeightsError(
+            f"{path.name} does not fit this run: {'; '.join(changed)}; leave out model.preset and the sizes of model "
+            "and data, which follow from the weights, or choose other weights or data"
+        )
 
 
 def _head(path: Path) -> bytes:
@@ -157,12 +201,7 @@ def _open(path: Path) -> _File:
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
     state, metadata = _read_torch(path) if pickled else _read_safetensors(path)
-    if OURS in metadata:
-        try:
-            header = json.loads(metadata[OURS])
-            build(CAVConfig, header["config"])
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise WeightsError(f"{path} has a damaged header ({error!r}); copy or export it again") from error
+    if header := _header(path, metadata):
         return _File(path, OURS, state, header)
     state = {re.sub(r"^((module|_orig_mod)\.)+", "", name): value for name, value in state.items()}
     for format_, (mark, _) in FORMATS.items():
@@ -172,6 +211,36 @@ def _open(path: Path) -> _File:
         f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {_some(state)}; "
         "bring one of these, or its state_dict under these names"
     )
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The header of our own files, checked; empty for others."""
+    if OURS not in metadata:
+        return {}
+    try:
+        header: dict[str, Any] = json.loads(metadata[OURS])
+        build(CAVConfig, header["config"])
+        if "inputs" in header:
+            build(Inputs, header["inputs"])
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise WeightsError(f"{path} has a damaged header ({error!r}); copy or export it again") from error
+    return header
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """As `_header`, without reading the tensors."""
+    if _head(path)[8:] != b"{":
+        return {}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+    except Exception:
+        metadata = {}
+    return _header(path, metadata)
+
+
+def _inputs(header: Mapping[str, Any]) -> Inputs | None:
+    return build(Inputs, header["inputs"]) if "inputs" in header else None
 
 
 def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:

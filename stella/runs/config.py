@@ -8,7 +8,9 @@ from stella.data.config import DataConfig
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError, StellaError
+from stella.media.inputs import Inputs
 from stella.methods.base import MemoryConfig, ObjectiveConfig
+from stella.model import weights
 from stella.model.cav import CAVConfig, preset
 from stella.runs.folder import RunFolder
 from stella.train.config import TrainConfig
@@ -26,8 +28,8 @@ FREE = (
 class ModelConfig:
     """A preset, its initial weights, and sizes where they differ from the data's."""
 
-    preset: str = "tiny"  # tiny, small or base
-    weights: str | None = None  # initial weights: a file in any format of `stella weights`, or a shipped name
+    preset: str | None = None  # tiny, small or base; none: that of the weights, or tiny
+    weights: str | None = None  # initial weights: a shipped name, a finished run, or a file that `stella weights` reads
     image_size: int | None = None  # pixels; none: the data's
     spec_frames: int | None = None  # time steps of the spectrogram; none: the data's
     frames: int | None = None  # video frames of a clip; none: the data's
@@ -60,9 +62,29 @@ class RunConfig:
             raise ConfigError(f"seed={self.seed} must be at least 0 and below 2^63")
 
 
+def with_weights(config: RunConfig) -> tuple[RunConfig, Inputs]:
+    """The configuration with the preset and the data's sizes that follow from its weights, and the run's inputs."""
+    m = config.model
+    inputs = weights.read_inputs(m.weights) if m.weights and _open_sizes(config) else None
+    follows = config.data.following(inputs)
+    from_data = follows.inputs()
+    if inputs and from_data.size == inputs.size:  # frames are made as they were for the weights: so are the crops
+        from_data = replace(from_data, pixels=inputs.pixels)
+    if inputs and from_data.duration == inputs.duration:
+        from_data = replace(from_data, spec_frames=inputs.spec_frames)
+    name = m.preset or (weights.preset_of(m.weights) if m.weights else None) or "tiny"
+    return replace(config, data=follows, model=replace(m, preset=name)), from_data
+
+
+def _open_sizes(config: RunConfig) -> bool:
+    """Whether some size is still to be found. A settled run is resumed without its initial weights."""
+    return None in (config.model.image_size, config.model.preset) or config.data.following(None) != config.data
+
+
 def settle(config: RunConfig) -> RunConfig:
     """The configuration with derived values filled in: sizes, the stream's seed and its workers."""
-    from_data, m = config.data.sizes(), config.model
+    config, from_data = with_weights(config)
+    m = config.model
     if m.frames not in (None, from_data.frames):
         raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
     model = replace(
@@ -99,10 +121,16 @@ def stored_config(folder: RunFolder) -> RunConfig:
         ) from error
 
 
+def inputs_of(config: RunConfig) -> Inputs:
+    """How a settled run's clips are made, for its weight file."""
+    c = model_config(config)
+    return replace(config.data.inputs(), pixels=c.image_size, spec_frames=c.spec_frames, mels=c.mel_bins)
+
+
 def model_config(config: RunConfig) -> CAVConfig:
     m = config.model
     given = {"image_size": m.image_size, "spec_frames": m.spec_frames, "frames": m.frames}
-    return preset(m.preset, **{name: value for name, value in given.items() if value is not None})
+    return preset(m.preset or "tiny", **{name: value for name, value in given.items() if value is not None})
 
 
 def machine(train: TrainConfig) -> Runtime:

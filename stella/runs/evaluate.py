@@ -29,20 +29,21 @@ def evaluate_weights(
 
     `slow` evaluates the slow weights of a run.
     """
-    folder = RunFolder(model) if Path(model).is_dir() else None
-    if folder and folder.started and folder.end is None:
-        raise StellaError(
-            f"{model} is not finished and has no weights yet; continue it with stella pretrain --resume {model}"
-        )
+    file = weights.find(model)  # refuses an unfinished run
+    folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
+    about = weights.describe(file)
+    ours = about.format == weights.OURS
+    if ours:  # the data take the model's sizes where they are not given
+        sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
+        tree["model"] = {"weights": str(file), **sizes}
     for value in values:
         lay(tree, value)
     config = settle(build(RunConfig, tree))
     machine = runtime(config.train.device, config.train.precision)
-    file = model if folder is None else folder.slow_weights if slow else folder.weights
-    loaded = weights.load(file, None if folder else _sizes(model, config))
+    loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
     tasks = config.data.eval_tasks(machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
@@ -61,8 +62,3 @@ def evaluate_weights(
         skipped=skipped,
     )
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
-
-
-def _sizes(model: str, config: RunConfig) -> Any:
-    """None for our own files, which store their sizes; the configuration's for others."""
-    return None if weights.describe(model).format == weights.OURS else model_config(config)

@@ -31,7 +31,7 @@ from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.runs.build import build_method, check
-from stella.runs.config import FREE, RunConfig, machine, settle, stored_config
+from stella.runs.config import FREE, RunConfig, inputs_of, machine, settle, stored_config
 from stella.runs.environment import environment, provenance
 from stella.runs.folder import RunFolder
 from stella.runs.progress import Board, Display
@@ -316,7 +316,7 @@ class Run:
         self.metrics.sync()
 
     def _write_weights(self, path: Path, model: CAV, avm: AVM | None, extra: dict[str, Any]) -> None:
-        write_bytes(path, weights.packed(model, avm, extra))
+        write_bytes(path, weights.packed(model, avm, extra, inputs_of(self.config)))
 
 
 def _with_earlier(facts: Line, folder: RunFolder) -> Line:

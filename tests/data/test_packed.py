@@ -24,11 +24,11 @@ from stella.data.pack import pack
 from stella.data.packed import AHEAD, Packed, PackedConfig
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, StreamConfig, evaluation_batches
-from stella.data.tasks import Sizes
 from stella.data.views import join, part
 from stella.errors import StellaError
 from stella.files import lock
 from stella.media.fbank import MEAN, STD
+from stella.media.inputs import derived
 from stella.methods.finetune import Finetune
 from stella.runs.config import RunConfig
 from stella.runs.loop import pretrain
@@ -321,7 +321,7 @@ def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path)
     packed(tmp_path / "p", [("b", Videos(20, "b")), ("a", Videos(10, "aa"))])
     packed(tmp_path / "e", [("b", Videos(3, "bbb")), ("a", Videos(3, "aaaa"))])
     config = PackedConfig(path=str(tmp_path / "p"))
-    assert config.sizes() == Sizes(16, 24, 2)
+    assert config.inputs() == derived(16, 24, 2)
     train, evaluate = config.train_tasks(), config.eval_tasks()
     assert [(name, len(s)) for name, s in train] == [("a", 7), ("b", 14)]
     assert [(name, len(s)) for name, s in evaluate] == [("a", 3), ("b", 6)]

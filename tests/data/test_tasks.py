@@ -12,8 +12,8 @@ from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import TASKS, Scenes, ScenesConfig
 from stella.data.shards import ShardsConfig
-from stella.data.tasks import Sizes
 from stella.errors import ConfigError, StellaError
+from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig
 
 
@@ -26,7 +26,7 @@ def test_scenes_tasks_are_all_of_them_or_those_named_in_that_order() -> None:
     [(first, scenes), (second, _)] = chosen.train_tasks()
     assert (first, second) == ("task3", "base") and isinstance(scenes, Scenes)
     assert scenes[0].id != chosen.eval_tasks()[0][1][0].id  # evaluated on other clips
-    assert chosen.sizes() == Sizes(96, 256, 4)
+    assert chosen.inputs() == Inputs(2.56, 96, 96, 4, None, 256)  # rendered without a margin for crops
     assert config.cached and not chosen.cached
     assert all(isinstance(source, Scenes) for _, source in config.train_tasks(cache=False))  # for workers
     assert config.train_tasks()[0][1] is config.train_tasks()[0][1]
@@ -120,11 +120,10 @@ def test_a_configuration_that_does_not_fit_is_refused(values: list[str], told: s
 
 def test_each_source_has_a_config_of_its_own() -> None:
     folder = resolve(RunConfig, None, ["data.source=folder", "data.path=x", "data.span=none"]).data
-    assert folder == FolderConfig(path="x", span=None) and folder.sizes() == Sizes(224, 1024, 4)
+    assert folder == FolderConfig(path="x", span=None) and folder.inputs() == Inputs(span=None)
     shards = resolve(RunConfig, None, ["data.source=shards", "data.path=x", "data.duration=2.56"]).data
     assert shards == ShardsConfig(path="x", duration=2.56) and shards.least_workers == 1
     assert RunConfig().data == ScenesConfig() and ScenesConfig().least_workers == 0
-    assert (folder.decoded_pixels, ScenesConfig().decoded_pixels) == (256, 96)  # scenes need no margin for crops
 
 
 def test_only_scenes_know_that_they_are_scenes() -> None:

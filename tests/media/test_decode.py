@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Plan, _Cut, decode, read_cut
+from stella.media.decode import Cut, Plan, decode, read_cut
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
@@ -349,8 +349,8 @@ def test_real_clip(speech: Path) -> None:
 def test_only_what_the_window_needs_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.mp4", counting(150), tone(6, 16000), options={"g": "25"})
     packets: list[Any] = []
-    plain = _Cut._decoded
-    monkeypatch.setattr(_Cut, "_decoded", lambda self, packet: (packets.append(packet), plain(self, packet))[1])
+    plain = Cut._decoded
+    monkeypatch.setattr(Cut, "_decoded", lambda self, packet: (packets.append(packet), plain(self, packet))[1])
     decode(path, Plan(0, 6, 4, 48, 0.5))
     assert 12 <= len(packets) <= 55  # of 150: the window lies in two groups of pictures
 

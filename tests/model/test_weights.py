@@ -457,8 +457,8 @@ def test_bad_files(tmp_path: Path, name: str) -> None:
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(WeightsError, match="cannot be read"):
+    for path, told in ((tmp_path / "none.pth", "cannot be read"), (tmp_path, "is a folder without model.safetensors")):
+        with pytest.raises(WeightsError, match=told):
             describe(path)
     with pytest.raises(WeightsError, match="cannot be written"):
         save(tmp_path / "no" / "folder.safetensors", CAV(TOY))

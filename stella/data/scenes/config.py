@@ -3,34 +3,42 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Self
 
 from stella.clip import Device
 from stella.data.scenes.audit import audit
 from stella.data.scenes.classes import TASKS
 from stella.data.scenes.source import SIZES, Scenes
-from stella.data.tasks import Sizes, SourceConfig, Tasks
+from stella.data.tasks import SourceConfig, Tasks
 from stella.data.views import Cached
 from stella.errors import ConfigError
+from stella.media.inputs import Inputs
+
+DEFAULT = next(iter(SIZES))
 
 
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
     source: Literal["scenes"] = "scenes"
     seed: int = 0  # another seed gives other clips
-    size: str = "scenes"  # scenes, scenes-hard, scenes-full or scenes-full-hard
+    size: str | None = None  # scenes, scenes-hard, scenes-full or scenes-full-hard; none: as the weights, or scenes
     clips: int = 2000  # to train on, for each task
     cache: Literal["off", "cpu", "device"] = "cpu"  # where rendered clips are kept
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("clips")
-        if self.size not in SIZES:
+        if self.label not in SIZES:
             raise ConfigError(f"unknown data.size={self.size!r}; choose one of {', '.join(SIZES)}")
 
-    def sizes(self) -> Sizes:
-        size = SIZES[self.size]
-        return Sizes(size.pixels, size.spec_frames, size.frames)
+    def inputs(self) -> Inputs:
+        """Clips are rendered at the model's size, without a margin, and their frames are spread over all of them."""
+        size = SIZES[self.label]
+        return Inputs(size.duration, size.pixels, size.pixels, size.frames, None, size.spec_frames)
+
+    def following(self, inputs: Inputs | None) -> Self:
+        alike = [n for n, s in SIZES.items() if inputs and (s.pixels, s.duration) == (inputs.pixels, inputs.duration)]
+        return replace(self, size=self.size or next(iter(alike), DEFAULT))
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return self._tasks("train", self.clips, device, cache)
@@ -43,15 +51,11 @@ class ScenesConfig(SourceConfig):
 
     @property
     def label(self) -> str:
-        return self.size
+        return self.size or DEFAULT
 
     @property
     def cached(self) -> bool:
         return self.cache != "off"
-
-    @property
-    def decoded_pixels(self) -> int:
-        return self.sizes().pixels  # rendered at this size, without a margin
 
     def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
         """The cue audit of the evaluation clips."""
@@ -60,9 +64,9 @@ class ScenesConfig(SourceConfig):
     def _tasks(self, split: str, clips: int, device: Device, cache: bool) -> Tasks:
         names = self.tasks or TASKS
         if not (cache and self.cached):
-            return [(name, Scenes(name, split, clips, size=self.size, seed=self.seed)) for name in names]
+            return [(name, Scenes(name, split, clips, size=self.label, seed=self.seed)) for name in names]
         place = str(device if self.cache == "device" else "cpu")
-        return [(name, _cached(name, split, clips, self.size, self.seed, place)) for name in names]
+        return [(name, _cached(name, split, clips, self.label, self.seed, place)) for name in names]
 
 
 @lru_cache(maxsize=2 * len(TASKS))

@@ -1,0 +1,42 @@
+"""From a name to a model: `stella.load("base-small")`."""
+
+from pathlib import Path
+
+import torch
+
+from stella.embed.model import Model
+from stella.errors import StellaError
+from stella.model import weights
+
+
+def resolve(what: Path | str) -> Path:
+    """The weight file of a shipped name, a weight file, a finished run, or a folder that `Model.save` wrote."""
+    return weights.find(what)
+
+
+def load(what: Path | str, device: str | torch.device | None = None) -> Model:
+    """A model to use. `device` is cpu, cuda or cuda:N; none: a GPU if there is one."""
+    place, path = _device(device), resolve(what)
+    about = weights.describe(path)
+    if about.format == "mae":
+        raise StellaError(
+            f"{path} is an image model that has learnt no sound; pre-train from it with model.weights={path}"
+        )
+    loaded = weights.load(path)
+    notes = loaded.notes
+    if loaded.inputs is None:
+        notes = [*notes, "it does not say how its inputs are made: they are derived from its sizes"]
+    name = str(what) if path.parent == weights.SHIPPED else path.parent.name if path.name == weights.FILE else path.stem
+    inputs = loaded.inputs or weights.inputs_for(loaded.model.config)
+    return Model(loaded.model, loaded.avm, inputs, place, name, loaded.extra, notes)
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)  # type: ignore[arg-type]
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise StellaError(f"device={device!s} cannot be used here; set cpu, cuda or cuda:N, or leave it out") from error
+    return place
