@@ -30,6 +30,10 @@ def index(
     ],
     model: Model = None,
     device: Device = None,
+    overlap: Annotated[
+        float | None,
+        typer.Option(help="Share of a window that the next one repeats.", show_default="half, or the index's"),
+    ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Embed everything again that another model or version has made.")
     ] = False,
@@ -57,7 +61,7 @@ def index(
         for source in sources:
             found.forget(source)
     else:
-        summary = found.update(*sources, model=model, device=device, refresh=refresh, progress=True)
+        summary = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         bad = found.bad()
         for one in bad[:SHOWN_BAD]:
             say(f"bad {printable(one.file)}: {one.reason}", "yellow")

@@ -14,7 +14,7 @@ from stella.data.folder import AUDIO_SUFFIXES
 from stella.errors import ClipError
 from stella.files import write_text
 from stella.media.codecs import encode_jpegs
-from stella.media.decode import Plan, decode
+from stella.media.decode import Plan, decode_track
 from stella.report.page import TEMPLATES
 from stella.search.index import Found, Hit
 from stella.search.maintain import State
@@ -137,7 +137,8 @@ def _media(file: Path, start: float, end: float, out: Path, poster: bool) -> dic
 def thumbnail(file: Path, start: float, end: float) -> str:
     """The middle frame as a data URL; empty if it cannot be decoded."""
     try:
-        clip = decode(file, Plan(start=start, duration=end - start, frames=1, size=THUMBNAIL, span=None))
+        plan = Plan(start=start, duration=end - start, frames=1, size=THUMBNAIL, span=None)
+        frames = decode_track(file, plan, "video")
     except ClipError:
         return ""
-    return f"data:image/jpeg;base64,{b64encode(encode_jpegs(clip.video)[0]).decode()}"
+    return f"data:image/jpeg;base64,{b64encode(encode_jpegs(frames)[0]).decode()}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stella.errors import StellaError
 from stella.files import lock
@@ -20,10 +20,11 @@ Modality = Literal["video", "audio"]
 MODALITIES: tuple[Modality, ...] = ("video", "audio")
 FORMAT = 1
 SCHEMA = f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NUMERIC) WITHOUT ROWID;
 INSERT INTO meta VALUES ('version', 0);                  -- counts changes: derived data say which one they belong to
 INSERT INTO meta VALUES ('serving', NULL);               -- the model whose vectors answer
 INSERT INTO meta VALUES ('target', NULL);                -- the model that a refresh is changing to
+INSERT INTO meta VALUES ('overlap', NULL);               -- share of a window that the next one repeats
 CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE NOT NULL, dim INTEGER NOT NULL, origin BLOB);
 CREATE TABLE sources (id INTEGER PRIMARY KEY, root BLOB UNIQUE NOT NULL);
 CREATE TABLE files (
@@ -121,11 +122,10 @@ class Catalogue:
                 if self.db.in_transaction:
                     self.db.execute("ROLLBACK")
 
-    def meta(self, key: str) -> int | None:
-        value: int | None = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
-        return value
+    def meta(self, key: str) -> Any:
+        return self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
 
-    def set_meta(self, key: str, value: int | None) -> None:
+    def set_meta(self, key: str, value: float | None) -> None:
         self.db.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
 
     def model(self, key: str) -> ModelRow | None:

@@ -18,13 +18,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from stella import embed
 from stella.data.prepare import progress_bar
+from stella.embed import Model
 from stella.errors import StellaError
 from stella.files import lock
 from stella.search import ivf, maintain
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.maintain import BadFile, State, Summary
-from stella.search.model import Embedder
 from stella.search.nearest import Place, Shards, first_rows, ranked
 from stella.search.query import Query, embed_query, other
 from stella.search.vectors import Mapped
@@ -67,25 +68,29 @@ class Index:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._mapped = Mapped(self.path)
-        self._model: Embedder | None = None
+        self._model: Model | None = None
 
     def update(
         self,
         *sources: Path | str,
-        model: "Embedder | Path | str | None" = None,
+        model: Model | Path | str | None = None,
         device: str | None = None,
+        overlap: float | None = None,
         refresh: bool = False,
         progress: bool = False,
     ) -> Summary:
         """Add new files of these folders, embed changed ones again, drop vanished ones; without a folder, of all known.
 
         An index has one model: the first one given (default: base-small). With `refresh` another may be given; all
-        known folders are then embedded by it, while the old vectors go on answering until all are done.
+        known folders are then embedded by it, while the old vectors go on answering until all are done. `overlap` is
+        the share of a window that the next one repeats, one for the whole index (default: half).
         """
         Catalogue.create(self.path)
         with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
             chosen, origin = self._choose(catalogue, model, device, refresh)
-            return maintain.update(catalogue, sources, chosen, origin, refresh, progress_bar(progress))
+            return maintain.update(
+                catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
+            )
 
     def compact(self) -> int:
         """Give the space of dropped vectors back; returns how many."""
@@ -105,7 +110,7 @@ class Index:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.bad_files(catalogue)
 
-    def model(self, given: "Embedder | Path | str | None" = None, device: str | None = None) -> Embedder:
+    def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
         """The model for queries: the given one, or the one that made the index. Any other version is refused."""
         with closing(Catalogue(self.path)) as catalogue:
             serving = _serving(catalogue, self.path)
@@ -122,8 +127,8 @@ class Index:
         return found
 
     def _choose(
-        self, catalogue: Catalogue, given: "Embedder | Path | str | None", device: str | None, refresh: bool
-    ) -> tuple[Embedder, str]:
+        self, catalogue: Catalogue, given: Model | Path | str | None, device: str | None, refresh: bool
+    ) -> tuple[Model, str]:
         """The model of an update, and what to load it from next time: by default that of the last one."""
         if given is None:
             row = (catalogue.model("target") if refresh else None) or catalogue.model("serving")
@@ -142,7 +147,7 @@ class Index:
         path: str | None = None,
         label: str | None = None,
         merge: bool = True,
-        model: "Embedder | Path | str | None" = None,
+        model: Model | Path | str | None = None,
         device: str | None = None,
         faiss: bool = False,
     ) -> Found:
@@ -224,14 +229,11 @@ class Index:
         return _hits(catalogue, rows, to, k, merge), derived is None, note
 
 
-def load(what: Path | str, device: str | None = None) -> Embedder:
+def load(what: Path | str, device: str | None = None) -> Model:
     """`stella.load`, where a path or a name is known."""
     if not str(what):
         raise StellaError("the index does not know where its model came from; name it with --model")
-    import stella
-
-    model: Embedder = stella.load(what, device=device)
-    return model
+    return embed.load(what, device)
 
 
 def _hits(catalogue: Catalogue, rows: Iterator[tuple[Place, float]], to: Modality, k: int, merge: bool) -> list[Hit]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from rich.progress import Progress
 
 from stella.data.skipped import in_words
+from stella.embed import Model
 from stella.errors import StellaError
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
-from stella.search.model import Embedder
 from stella.search.update import Counts, Update
 from stella.search.vectors import Mapped, Writer, remove_unknown
+
+OVERLAP = 0.5  # unless told: what happens at the edge of one window is in the middle of another
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,17 @@ class Summary:
 
 
 def update(
-    catalogue: Catalogue, sources: Sequence[Path | str], model: Embedder, origin: str, refresh: bool, bar: Progress
+    catalogue: Catalogue,
+    sources: Sequence[Path | str],
+    model: Model,
+    origin: str,
+    *,
+    overlap: float | None,
+    refresh: bool,
+    bar: Progress,
 ) -> Summary:
     began = time.monotonic()
+    share = _take_overlap(catalogue, overlap)
     model_id = _take_model(catalogue, model, origin, refresh)
     roots = [Path(source).resolve() for source in sources]
     known = state(catalogue).sources
@@ -66,7 +76,7 @@ def update(
     if not roots:
         raise StellaError(f"{catalogue.root} has no folder yet; name one: stella index SRC {catalogue.root}")
     _tidy(catalogue)
-    work = Update(catalogue, model, model_id, bar)
+    work = Update(catalogue, model, model_id, share, bar)
     work.run(roots)
     now = state(catalogue)
     switched = now.target is not None and now.target.id == model_id and not now.stale and now.files.get("ok", 0) > 0
@@ -83,7 +93,7 @@ def update(
     return Summary(work.counts, state(catalogue), switched, time.monotonic() - began)
 
 
-def _take_model(catalogue: Catalogue, model: Embedder, origin: str, refresh: bool) -> int:
+def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) -> int:
     """The model's id in the catalogue, as the serving one or as the target of a refresh."""
     serving, target = catalogue.model("serving"), catalogue.model("target")
     if serving and serving.fingerprint != model.fingerprint and not refresh:
@@ -100,6 +110,22 @@ def _take_model(catalogue: Catalogue, model: Embedder, origin: str, refresh: boo
             catalogue.set_meta("target", None if id == serving.id else id)
             drop_models(catalogue)
     return id
+
+
+def _take_overlap(catalogue: Catalogue, given: float | None) -> float:
+    """The overlap of all windows of the index; the first update decides."""
+    known = catalogue.meta("overlap")
+    if known is None:
+        known = OVERLAP if given is None else given
+        if not 0 <= known < 1:
+            raise StellaError(
+                f"overlap={known} is the share of a window that the next one repeats; set it in 0…1, below 1"
+            )
+        with catalogue.change():
+            catalogue.set_meta("overlap", known)
+    elif given not in (None, known):
+        raise StellaError(f"the windows of {catalogue.root} overlap by {known:g}, not {given:g}; use another index")
+    return known
 
 
 def drop_models(catalogue: Catalogue) -> None:

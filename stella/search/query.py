@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from stella.data.folder import AUDIO_SUFFIXES
+from stella.embed import Model
 from stella.errors import ClipError, StellaError
 from stella.search.catalogue import Modality
-from stella.search.model import Embedder
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def other(modality: Modality | None) -> Modality:
     return "audio" if modality == "video" else "video"
 
 
-def embed_query(model: Embedder, text: str, by: Modality | None = None) -> Query:
+def embed_query(model: Model, text: str, by: Modality | None = None) -> Query:
     """The vector of a file, the mean over its windows, or with FILE@SECONDS of the window around that moment.
 
     A sound file is embedded by its sound; any other by its pictures if it has some. `by` chooses.
@@ -57,13 +57,10 @@ def split_moment(text: str) -> tuple[str, float | None]:
     return file, moment
 
 
-def _embed(model: Embedder, file: str, moment: float | None, by: Modality) -> Query:
-    found = (model.embed_video if by == "video" else model.embed_audio)(file)
-    vectors, start, end = found.vectors, found.start, found.end
+def _embed(model: Model, file: str, moment: float | None, by: Modality) -> Query:
     if moment is not None:
-        if moment > float(end.max()):
-            raise StellaError(f"{file}@{moment:g} is beyond the end of the file, at {float(end.max()):.2f} s")
-        nearest = int(((start + end) / 2 - moment).abs().argmin())
-        vectors, start, end = vectors[nearest, None], start[nearest, None], end[nearest, None]
-    mean = vectors.mean(0)
-    return Query(mean / mean.norm(), by, file, float(start.min()), float(end.max()))
+        found = model.embed_moment(file, moment, by)
+    else:
+        found = (model.embed_video if by == "video" else model.embed_audio)(file)
+    mean = found.vectors.mean(0)
+    return Query(mean / mean.norm(), by, file, float(found.start.min()), float(found.end.max()))

@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from stella.clip import SAMPLE_RATE
 from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
 from stella.data.shards import Shards
+from stella.embed import Embeddings, Model
 from stella.errors import ClipError, StellaError
-from stella.search.model import Embedder, Embeddings
 
 Both = tuple[Embeddings | None, Embeddings | None]  # pictures, sound
 
@@ -35,7 +36,7 @@ class Source(Protocol):
         """A hash of the content; None if it cannot be read."""
         ...
 
-    def embed(self, model: Embedder, item: Item) -> Both:
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
         """The windows of pictures and of sound, or `ClipError`."""
         ...
 
@@ -68,8 +69,8 @@ class MediaFolder:
         except OSError:
             return None
 
-    def embed(self, model: Embedder, item: Item) -> Both:
-        return model.embed_both(self.root / item.path)
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
+        return model.embed_both(self.root / item.path, overlap=overlap)
 
 
 class ShardClips:
@@ -93,11 +94,17 @@ class ShardClips:
             return None
         return _hash(json.dumps([meta["sizes"], meta["crc32"]]).encode()).digest()
 
-    def embed(self, model: Embedder, item: Item) -> Both:
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
         index = self._positions[item.path]
         frames, waveform, fps = self.clips.whole(index)
         start = self.clips.entry(index)[1].start
-        raise NotImplementedError(frames, waveform, fps, start, model)
+        video = model.embed_video((frames, fps), overlap=overlap)
+        audio = model.embed_audio((waveform, SAMPLE_RATE), overlap=overlap)
+        return _later(video, start), _later(audio, start)
+
+
+def _later(found: Embeddings, seconds: float) -> Embeddings:
+    return replace(found, start=found.start + seconds, end=found.end + seconds)
 
 
 def _hash(data: bytes = b"") -> hashlib.blake2b:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from stella.embed import Model
 from stella.errors import ClipError
 from stella.search.catalogue import MODALITIES, Catalogue
-from stella.search.model import Embedder
 from stella.search.sources import Item, Source, open_source
 from stella.search.vectors import Writer
 
@@ -75,8 +75,9 @@ class Result:
 class Update:
     """One writer's work, under the index's lock."""
 
-    def __init__(self, catalogue: Catalogue, model: Embedder, model_id: int, bar: Progress) -> None:
+    def __init__(self, catalogue: Catalogue, model: Model, model_id: int, overlap: float, bar: Progress) -> None:
         self.catalogue, self.model, self.model_id, self.bar = catalogue, model, model_id, bar
+        self.overlap = overlap
         self.writer = Writer(catalogue, model_id, model.dim)
         self.counts = Counts()
 
@@ -152,7 +153,7 @@ class Update:
         if same and known and known.embedded:  # only its time has changed
             return Result(job, digest, same)
         try:
-            both = job.source.embed(self.model, item)
+            both = job.source.embed(self.model, item, self.overlap)
             parts = [(modality, part) for modality, part in zip(MODALITIES, both, strict=True) if part is not None]
             if not any(len(part.vectors) for _, part in parts):
                 raise ClipError(item.path, "no windows", "it is too short: leave it out")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stella.errors import ClipError
+from stella.errors import ClipError, StellaError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,14 @@ class FakeModel:
         self.fingerprint, self.version, self.dim, self.pause = f"fake-{version}", version, dim, pause
         self.asked: list[str] = []  # names of the files embedded
 
-    def embed_both(self, path: Path) -> tuple[Windows | None, Windows | None]:
+    def embed_moment(self, path: Path | str, moment: float, kind: str) -> Windows:
+        found = self.embed_video(path) if kind == "video" else self.embed_audio(path)
+        if moment > float(found.end.max()):
+            raise StellaError(f"{path}@{moment:g} is beyond the end of the file")
+        nearest = int(((found.start + found.end) / 2 - moment).abs().argmin())
+        return Windows(*(part[nearest, None] for part in (found.vectors, found.start, found.end)))
+
+    def embed_both(self, path: Path, overlap: float = 0.5) -> tuple[Windows | None, Windows | None]:
         self.asked.append(Path(path).name)
         time.sleep(self.pause)
         video = None if Path(path).suffix == ".wav" else self.embed_video(path)

@@ -289,7 +289,7 @@ def test_one_writer_at_a_time(tmp_path: Path, source: Path) -> None:
     index = made(tmp_path / "index", source)
 
     class Nosy(FakeModel):
-        def embed_both(self, path: Path):
+        def embed_both(self, path: Path, overlap: float = 0.5):
             with pytest.raises(StellaError, match=f"is in use by process {os.getpid()}"):
                 Index(index.path).update(source, model=FakeModel())
             assert index.search(torch.ones(8)).hits  # a reader never waits

@@ -98,7 +98,7 @@ def test_a_query_is_a_sound_a_video_or_a_moment(index: Index, tmp_path: Path) ->
         index.search(mute, by="audio", model=model)
     with pytest.raises(ClipError, match="no video track"):
         index.search(sound, by="video", model=model)
-    with pytest.raises(StellaError, match=r"10.mp4@40 is beyond the end of the file, at 4.00 s"):
+    with pytest.raises(StellaError, match=r"10.mp4@40 is beyond the end of the file"):
         index.search(f"{video}@40", model=model)
     with pytest.raises(StellaError, match=r"a moment is a number of seconds from 0, such as .*10.mp4@12.5"):
         index.search(f"{video}@-1", model=model)
