@@ -32,7 +32,7 @@ def index(
     device: Device = None,
     overlap: Annotated[
         float | None,
-        typer.Option(help="Share of a window that the next one repeats.", show_default="half, or the index's"),
+        typer.Option(help="Share of a window that the next one repeats.", show_default="the index's own, or 0.5"),
     ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Embed everything again that another model or version has made.")

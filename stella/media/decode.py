@@ -88,11 +88,9 @@ def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float =
         with open_media(path, deadline) as container:
             found = tracks(path, container)
             if found[kind] is None:
-                raise ClipError(
-                    path, f"no {kind} track", f"give a file with {'a picture' if kind == 'video' else 'sound'}"
-                )
-            wanted = (found[name] if name == kind else None for name in ("video", "audio"))
-            cut = Cut(path, container, *wanted, plan.start, plan.duration, deadline)
+                raise ClipError(path, f"no {kind} track", "give a file that has one")
+            video, audio = (found[name] if name == kind else None for name in ("video", "audio"))
+            cut = Cut(path, container, video, audio, plan.start, plan.duration, deadline)
             if cut.gather(back):
                 return cut.pictures(plan.times, plan.size) if kind == "video" else cut.waveform()
     raise AssertionError("a read from the start of a file always succeeds")

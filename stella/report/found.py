@@ -36,12 +36,18 @@ def clock(seconds: float) -> str:
 
 
 def found_table(found: Found) -> Table:
-    table = Table("", "score", "moment", "label", "file", box=None, padding=(0, 2, 0, 0))
+    labels = any(_own_label(hit) for hit in found.hits)
+    table = Table("", "score", "moment", *(["label"] if labels else []), "file", box=None, padding=(0, 2, 0, 0))
     for number, hit in enumerate(found.hits, 1):
         moment = f"{clock(hit.start)} – {clock(hit.end)}"
-        label = Text(printable(hit.label or "–"))
-        table.add_row(str(number), f"{hit.score:.3f}", moment, label, Text(printable(hit.path), overflow="fold"))
+        label = [Text(printable(_own_label(hit) or "–"))] if labels else []
+        table.add_row(str(number), f"{hit.score:.3f}", moment, *label, Text(printable(hit.path), overflow="fold"))
     return table
+
+
+def _own_label(hit: Hit) -> str | None:
+    """A label that the path does not show already."""
+    return None if hit.label == Path(hit.path).parent.name else hit.label
 
 
 def found_tree(found: Found) -> dict[str, Any]:
@@ -103,7 +109,7 @@ def write_found(found: Found, out: Path) -> None:
             "name": printable(Path(query.file).name),
             "by": "sound" if query.by == "audio" else "pictures",
             "moment": f"{clock(query.start)} – {clock(query.end)}",
-            **_media(Path(query.file), query.start, query.end, out, poster=query.by == "video"),
+            **_media(Path(query.file), query.start, query.end, out),
         }
         if query.file
         else None,
@@ -117,20 +123,20 @@ def write_found(found: Found, out: Path) -> None:
 def _card(hit: Hit, out: Path) -> dict[str, Any]:
     return {
         "name": printable(hit.path),
-        "label": printable(hit.label) if hit.label else "",
+        "label": printable(_own_label(hit) or ""),
         "moment": f"{clock(hit.start)} – {clock(hit.end)}",
         "score": f"{hit.score:.3f}",
-        **_media(hit.file, hit.start, hit.end, out, poster=True),
+        **_media(hit.file, hit.start, hit.end, out),
     }
 
 
-def _media(file: Path, start: float, end: float, out: Path, poster: bool) -> dict[str, Any]:
+def _media(file: Path, start: float, end: float, out: Path) -> dict[str, Any]:
     """How to play a moment: the file relative to the page, and a picture of it."""
     if not file.is_file():  # a clip inside a shard
         return {"src": "", "sound": False, "poster": ""}
     relative = quote(os.fsencode(os.path.relpath(file.resolve(), out.parent.resolve())))
     sound = file.suffix.lower() in AUDIO_SUFFIXES
-    picture = thumbnail(file, start, end) if poster and not sound else ""
+    picture = "" if sound else thumbnail(file, start, end)
     return {"src": f"./{relative}#t={start:.2f},{end:.2f}", "sound": sound, "poster": picture}
 
 

@@ -114,18 +114,17 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
 
 def _take_overlap(catalogue: Catalogue, given: float | None) -> float:
     """The overlap of all windows of the index; the first update decides."""
-    known = catalogue.meta("overlap")
-    if known is None:
-        known = OVERLAP if given is None else given
-        if not 0 <= known < 1:
-            raise StellaError(
-                f"overlap={known} is the share of a window that the next one repeats; set it in 0…1, below 1"
-            )
-        with catalogue.change():
-            catalogue.set_meta("overlap", known)
-    elif given not in (None, known):
-        raise StellaError(f"the windows of {catalogue.root} overlap by {known:g}, not {given:g}; use another index")
-    return known
+    known: float | None = catalogue.meta("overlap")
+    if known is not None:
+        if given not in (None, known):
+            raise StellaError(f"the windows of {catalogue.root} overlap by {known:g}, not {given:g}; use another index")
+        return known
+    share = OVERLAP if given is None else given
+    if not 0 <= share < 1:
+        raise StellaError(f"overlap={share} is the share of a window that the next one repeats; set it in 0…1, below 1")
+    with catalogue.change():
+        catalogue.set_meta("overlap", share)
+    return share
 
 
 def drop_models(catalogue: Catalogue) -> None:
