@@ -13,14 +13,16 @@ __version__ = "0.1.0"
 __all__ = ["Embeddings", "Index", "Maps", "Model", "load"]
 
 if TYPE_CHECKING:
-    from stella.embed import Embeddings, Maps, Model, load
-    from stella.search import Index
+    from stella.embed.load import load
+    from stella.embed.localise import Maps
+    from stella.embed.model import Embeddings, Model
+    from stella.search.index import Index
+else:
 
+    def __getattr__(name: str) -> Any:
+        """The public names are imported when they are first used, since torch takes seconds."""
+        if name not in __all__:
+            raise AttributeError(f"module 'stella' has no attribute {name!r}")
+        from stella import embed, search
 
-def __getattr__(name: str) -> Any:
-    """The public names are imported when they are first used, since torch takes seconds."""
-    if name not in __all__:
-        raise AttributeError(f"module 'stella' has no attribute {name!r}")
-    from stella import embed, search
-
-    return getattr(search if name == "Index" else embed, name)
+        return getattr(search if name == "Index" else embed, name)

@@ -24,13 +24,15 @@ def evaluate(
 ) -> None:
     """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
     from stella.experiments.recipe import run_tree
-    from stella.report.tables import recall_table
+    from stella.report.tables import matching_table, recall_table
     from stella.runs.evaluate import evaluate_weights
     from stella.runs.record import gallery_ceilings
 
     name, given = split(recipe, values)
     found = evaluate_weights(model, run_tree(name) if name else None, given, console, slow)
     console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
+    if (matching := matching_table(found)) is not None:
+        console.print(matching)
 
 
 def report(

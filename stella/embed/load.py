@@ -19,9 +19,7 @@ def load(what: Path | str, device: str | torch.device | None = None) -> Model:
     place, path = _device(device), resolve(what)
     about = weights.describe(path)
     if about.format == "mae":
-        raise StellaError(
-            f"{path} is an image model that has learnt no sound; pre-train from it with model.weights={path}"
-        )
+        raise StellaError(f"{path} is an image model that knows no sound; pre-train from it with model.weights={path}")
     loaded = weights.load(path)
     notes = loaded.notes
     if loaded.inputs is None:
@@ -35,7 +33,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)  # type: ignore[arg-type]
+        place = torch.device(device)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise StellaError(f"device={device!s} cannot be used here; set cpu, cuda or cuda:N, or leave it out") from error

@@ -59,7 +59,7 @@ def _maps(cav: CAV, avm: AVM, inputs: Inputs, *pair: Window) -> tuple[Tensor, ..
     qk = score(cav, avm, cav.patches_a(spectrogram), cav.patches_v(pixels)).qk
     on_video = importance(qk.q_a, qk.k_v, avm.beta).cpu().view(1, *cav.config.grid_v)  # [1, T, rows, columns]
     on_audio = importance(qk.q_v, qk.k_a, avm.beta).cpu().view(cav.config.grid_a).sum(1)  # [steps]
-    heat = F.interpolate(unit_range(on_video), size=pixels.shape[-2:], mode="bilinear", align_corners=False)[0]
+    heat = unit_range(F.interpolate(on_video, size=pixels.shape[-2:], mode="bilinear", align_corners=False)[0])
     step = cav.config.patch_size / PER_SECOND
     kept = torch.arange(len(on_audio)) * step < len(audio.data) / 16_000  # the rest is padding
     sound = torch.where(kept, unit_range(torch.where(kept, on_audio, on_audio[kept].min())), 0.0)

@@ -1,8 +1,8 @@
 """A model to use: unit vectors of videos and sounds, with the seconds that they stand for.
 
 `embed_video` and `embed_audio` take one thing or a list of things: paths of files, or arrays in memory with their rate,
-as `(frames, fps)` and `(waveform, rate)`. One thing gives one result, a list gives a list. Whatever is wrong with a file
-is a `ClipError`.
+as `(frames, fps)` and `(waveform, rate)`. One thing gives one result, a list gives a list. Whatever is wrong with a
+file is a `ClipError`.
 
 On a CPU every window goes through the model alone, so that its vector is the same bit for bit whatever stands beside
 it; batches of one are as fast there. On a GPU windows go in batches, and vectors agree to about 1e-6.
@@ -102,7 +102,7 @@ class Model:
 
     @overload
     def embed_video(
-        self, what: Sequence[Thing], *, overlap: float = 0.0, batch: int = 32, progress: bool = False
+        self, what: list[Any], *, overlap: float = 0.0, batch: int = 32, progress: bool = False
     ) -> list[Embeddings]: ...
 
     def embed_video(self, what: Any, *, overlap: float = 0.0, batch: int = 32, progress: bool = False) -> Any:
@@ -121,7 +121,7 @@ class Model:
 
     @overload
     def embed_audio(
-        self, what: Sequence[Thing], *, overlap: float = 0.0, batch: int = 32, progress: bool = False
+        self, what: list[Any], *, overlap: float = 0.0, batch: int = 32, progress: bool = False
     ) -> list[Embeddings]: ...
 
     def embed_audio(self, what: Any, *, overlap: float = 0.0, batch: int = 32, progress: bool = False) -> Any:
@@ -167,7 +167,7 @@ class Model:
             if not part.rows:
                 raise _nothing(kind, item)
         found = [part.embeddings() for part in parts]
-        return found if isinstance(what, Sequence) and items is what else found[0]
+        return found if isinstance(what, list) else found[0]
 
     def _windows(self, kind: str, item: Thing, overlap: float) -> Iterator[Window]:
         if isinstance(item, str | Path):
@@ -233,7 +233,7 @@ class _Queue:
 
 
 def _listed(what: Any) -> Sequence[Any]:
-    return what if isinstance(what, Sequence) and not isinstance(what, str | tuple) else [what]
+    return what if isinstance(what, list) else [what]
 
 
 def _with_rate(kind: str, item: Any) -> tuple[Any, float]:

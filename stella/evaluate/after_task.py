@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stella.clip import Source
 from stella.data.skipped import Skipped
@@ -31,12 +32,12 @@ def evaluate_tasks(
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """Recall and matching accuracy in percent, modality gap and importance ratio per task, ready for JSON.
+    """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
     `clips` counts the clips of each task that could be used; the others are listed once in `skipped`. Without a
-    matching module its measurements are None; `importance_ratio` is None for a task without masks. Retrieval uses no
-    random number. The matching module is judged on `MATCHING_CLIPS` clips of each task, the same for every seed, with
-    mismatches drawn from the seed.
+    matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
+    beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
+    on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
@@ -51,6 +52,9 @@ def evaluate_tasks(
         "avm_accuracy": None,
         "avm_accuracy_by_task": None,
         "importance_ratio": None,
+        "auc": None,
+        "pointing": None,
+        "pointing_chance": None,
     }
     if avm is None:
         return record
@@ -59,9 +63,16 @@ def evaluate_tasks(
         some = some_of(source, MATCHING_CLIPS, generator("matching", position))
         gen = generator(seed, "matching", position)
         matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast))
-    ratios = [m.ratio.nanquantile(0.5).item() for m in matched]
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
         "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
-        "importance_ratio": [None if ratio != ratio else ratio for ratio in ratios],
+        "importance_ratio": _known([m.ratio.nanquantile(0.5) for m in matched]),
+        "auc": _known([m.auc.nanmean() for m in matched]),
+        "pointing": _known([100 * m.pointing.nanmean() for m in matched]),
+        "pointing_chance": _known([100 * m.chance.nanmean() for m in matched]),
     }
+
+
+def _known(values: Sequence[Tensor]) -> list[float | None]:
+    """Plain numbers, None for NaN."""
+    return [None if value.isnan() else value.item() for value in values]

@@ -27,7 +27,11 @@ class Regions:
 @dataclass(frozen=True)
 class Matched:
     correct: Tensor  # bool [2N]: each clip with its own video, and with another clip's video
-    ratio: Tensor  # float64 [N]: median importance inside over outside; NaN if a region is empty
+    # float64 [N] each, NaN if a region is empty
+    ratio: Tensor  # median importance inside over outside
+    auc: Tensor  # the chance that a patch inside is more important than one outside
+    pointing: Tensor  # 1 if the most important patch lies inside, else 0 (the pointing game)
+    chance: Tensor  # the share of patches inside: the pointing game by chance
 
 
 @torch.no_grad()
@@ -45,17 +49,19 @@ def evaluate_matching(
     Importance is that of selection (Eq. 2, at the module's β), over all patches of a clip.
     """
     correct: list[Tensor] = []
-    ratio: list[Tensor] = []
+    where: list[tuple[Tensor, Tensor, Tensor]] = []  # importance, inside, outside
     for batch in evaluation_batches(source, config, device):
         with autocast():
             scored = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video))
             matching = match(model, avm, scored, _every_pair(len(batch), generator, batch.ids.device))
         correct.append((matching.logits > 0) == (matching.labels > 0))
-        where = [regions(labels, model.config) for labels in labels_of(source, batch.ids)]
-        inside = torch.stack([r.inside for r in where]).to(device)  # [B, Lv]
-        outside = torch.stack([r.outside for r in where]).to(device)
-        ratio.append(importance_ratio(importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
-    return Matched(torch.cat(correct), torch.cat(ratio))
+        found = [regions(labels, model.config) for labels in labels_of(source, batch.ids)]
+        inside = torch.stack([r.inside for r in found]).to(device)  # [B, Lv]
+        outside = torch.stack([r.outside for r in found]).to(device)
+        where.append((importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
+    ratio, area, point = (torch.cat([judge(*each) for each in where]) for judge in (importance_ratio, auc, pointing))
+    share = torch.cat([i.sum(1, dtype=torch.float64) / (i | o).sum(1) for _, i, o in where])
+    return Matched(torch.cat(correct), ratio, area, point, share.where(~point.isnan(), torch.nan))
 
 
 def importance_ratio(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
@@ -66,6 +72,24 @@ def importance_ratio(importance: Tensor, inside: Tensor, outside: Tensor) -> Ten
         return scores.masked_fill(~where, torch.nan).nanquantile(0.5, dim=1)
 
     return median(inside) / median(outside).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def auc(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+    """The share of pairs (patch inside, patch outside) in which the one inside is more important; ties count half.
+
+    From [B, L] each: float64 [B], NaN if a region is empty.
+    """
+    pairs = inside[:, :, None] & outside[:, None, :]  # [B, L, L]
+    more, same = (compare(importance[:, :, None], importance[:, None, :]) for compare in (torch.gt, torch.eq))
+    won = (pairs & more).sum((1, 2)) + (pairs & same).sum((1, 2)) / 2
+    return won.double() / pairs.sum((1, 2))
+
+
+def pointing(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+    """Whether the most important patch of both regions lies inside: float64 [B], 1 or 0, NaN if a region is empty."""
+    top = importance.masked_fill(~(inside | outside), -torch.inf).argmax(1, keepdim=True)
+    known = inside.any(1) & outside.any(1)
+    return inside.gather(1, top)[:, 0].double().where(known, torch.nan)
 
 
 def regions(labels: Labels, config: CAVConfig) -> Regions:

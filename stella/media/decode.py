@@ -191,7 +191,7 @@ class Cut:
     ) -> None:
         self.path, self.container, self.deadline = path, container, deadline
         self.video, self.audio = video, audio
-        self.audio_decoder = audio.codec_context if audio is not None else None
+        self.audio_decoder: Any = audio.codec_context if audio is not None else None
         self.streams = [stream for stream in (video, audio) if stream is not None]
         for stream in container.streams:
             if stream not in self.streams:

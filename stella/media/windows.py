@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stella.errors import ClipError, StellaError, require
@@ -180,7 +181,7 @@ class _Reader(Cut):
 
         if not self.video_packets or self._span(self.video_packets[0])[0] >= self.end:
             return []
-        pictures = self.pictures(times, self.inputs.size).split(plan.frames)
+        pictures = torch.split(self.pictures(times, self.inputs.size), plan.frames)
         shown = [[moment - self.origin for moment in moments] for moments in wanted.values()]
         return list(zip(wanted, pictures, shown, strict=True))
 

@@ -84,6 +84,31 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     return table
 
 
+def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
+    """What the matching module knows of each task: pairs, and where the sound comes from. None without a module."""
+    if evaluation.get("avm_accuracy") is None:
+        return None
+    table = _table("Matching module", "task")
+    columns = {
+        "pairs %": ("avm_accuracy_by_task", ".1f"),
+        "AUC": ("auc", ".2f"),
+        "points %": ("pointing", ".1f"),
+        "by chance %": ("pointing_chance", ".1f"),
+        "importance ×": ("importance_ratio", ".1f"),
+    }
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for i, task in enumerate(evaluation["tasks"]):
+        values = [(evaluation[key][i], form) for key, form in columns.values()]
+        table.add_row(Text(task), *("–" if value is None else format(value, form) for value, form in values))
+    table.caption = (
+        "Pairs: matched and mismatched ones told apart. AUC: a patch of the sounding object is more important than "
+        "another (chance 0.5). Points: the most important patch lies on the object. Importance: median on the object "
+        "over median elsewhere."
+    )
+    return table
+
+
 def ceilings_line(ceilings: Mapping[str, float]) -> str:
     """The ceilings in one line: `chance 0.4, timing alone 2.2`."""
     return ", ".join(f"{name} {value:.1f}" for name, value in named_ceilings(ceilings).items())
