@@ -1,6 +1,7 @@
 """Milliseconds a search takes, and how much of the exact answer it finds: exact search, faiss Flat and faiss IVF.
 
-    python benchmarks/search.py --windows 1000000 --dim 768 --out results/search/search.csv
+    python benchmarks/search.py --build            # makes 1,000,000 windows of 768 numbers: 3 GB, ten minutes
+    python benchmarks/search.py --out results/search/search.csv
 
 All sides search the same vectors in one run: clusters of unit vectors, the centres drawn at random; a query is a vector
 near a centre. "search" is the whole call `Index.search`, with the catalogue; "product" is its matrix product alone, and
@@ -10,13 +11,12 @@ near a centre. "search" is the whole call `Index.search`, with the catalogue; "p
 import argparse
 import csv
 import os
-import platform
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import stella  # noqa: F401  (sets how OpenMP threads wait, before torch is imported)
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stella.search import ivf
 from stella.search.catalogue import Catalogue
-from stella.search.index import Index
+from stella.search.index import Found, Index
 from stella.search.vectors import ROWS, Writer
 
 QUERIES = 30
@@ -71,7 +71,7 @@ def fill(root: Path, windows: int, centres: Tensor, generator: torch.Generator) 
         writer.close()
 
 
-def timed(work: Callable[[Tensor], object], queries: Tensor) -> tuple[list[object], float, float]:
+def timed(work: Callable[[Tensor], object], queries: Tensor) -> tuple[list[Any], float, float]:
     """The results, and median and 95th percentile in milliseconds."""
     work(queries[0])
     results, times = [], []
@@ -89,79 +89,88 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("search.csv"))
-    parser.add_argument("--folder", type=Path, help="where to put the index; a temporary folder if not given")
+    parser.add_argument("--folder", type=Path, default=Path("search-benchmark"), help="for the index; kept")
+    parser.add_argument("--build", action="store_true", help="only make the index and the derived one")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     import faiss
 
+    torch.set_num_threads(args.threads)
     faiss.omp_set_num_threads(args.threads)
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        generator = torch.Generator().manual_seed(0)
-        centres = torch.nn.functional.normalize(torch.randn(args.windows // 100, args.dim, generator=generator), dim=1)
-        index = Index(Path(folder) / "index")
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.nn.functional.normalize(torch.randn(args.windows // 100, args.dim, generator=generator), dim=1)
+    queries = drawn(centres, QUERIES, generator, noise=1.5)
+    index = Index(args.folder)
+    if not args.folder.exists():
         fill(index.path, args.windows, centres, generator)
-        queries = drawn(centres, QUERIES, generator, noise=1.5)
-        with closing(Catalogue(index.path)) as catalogue:
-            model = catalogue.model("serving")
-            assert model
-            shards = index._mapped.open(catalogue, model, "video")
-
-        def add(what: str, work: Callable[[Tensor], object], places: Callable[[object], set[object]] | None) -> None:
-            results, median, late = timed(work, queries)
-            found = [places(result) for result in results] if places else []
-            if what.startswith("search, exact"):
-                truth.extend(found)
-            recall = sum(len(a & b) for a, b in zip(found, truth, strict=True)) / (K * QUERIES) if found else ""
-            rows.append({"what": what, "median_ms": round(median, 1), "p95_ms": round(late, 1), "recall_at_10": recall})
-            print(rows[-1], f"load {os.getloadavg()[0]:.1f}", flush=True)
-
-        truth: list[set[object]] = []
-        hits = lambda found: {hit.place for hit in found.hits}  # noqa: E731
-        add("search, exact", lambda q: index.search(q, K, merge=False), hits)
-        add("product, float16", lambda q: [torch.mv(part, q.half()) for part in shards.values()], None)
-        buffer = torch.empty(2048, args.dim)
-
-        def by_float32(query: Tensor) -> None:
-            for part in shards.values():
-                for first in range(0, len(part), len(buffer)):
-                    chunk = part[first : first + len(buffer)]
-                    buffer[: len(chunk)].copy_(chunk)
-                    torch.mv(buffer[: len(chunk)], query)
-
-        add("product, float32 by conversion", by_float32, None)
-        flat = faiss.IndexFlatIP(args.dim)
-        for part in shards.values():
-            flat.add(part.float().numpy())
-        named = [(shard, row) for shard, part in shards.items() for row in range(len(part))]
-        found_by = lambda result: {named[i] for i in result[1][0] if i >= 0}  # noqa: E731
-        add("faiss Flat, float32 in memory", lambda q: flat.search(q[None].numpy(), K), found_by)
-        flat.reset()
-        began = time.perf_counter()
         index.build_ivf()
-        built = time.perf_counter() - began
-        for probes in (8, 32, 128):
-            ivf.load(index.path, "video", index.state().version).nprobe = probes
-            add(f"search, faiss IVF, {probes} lists", lambda q: index.search(q, K, merge=False, faiss=True), hits)
-        facts = {
-            "windows": args.windows,
-            "dim": args.dim,
-            "k": K,
-            "queries": QUERIES,
-            "threads": args.threads,
-            "ivf_build_s": round(built),
-            "processor": platform.processor() or _processor(),
-            "torch": torch.__version__,
-            "faiss": faiss.__version__,
-            "commit": subprocess.run(
-                ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-            ).stdout.strip(),
-        }
+    if args.build:
+        return
+    rows = measure(index, queries)
+    facts = {
+        "windows": args.windows,
+        "dim": args.dim,
+        "k": K,
+        "queries": QUERIES,
+        "threads": args.threads,
+        "processor": _processor(),
+        "torch": torch.__version__,
+        "faiss": faiss.__version__,
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0], *facts], lineterminator="\n")
         writer.writeheader()
         writer.writerows(row | facts for row in rows)
+
+
+def measure(index: Index, queries: Tensor) -> list[dict[str, object]]:
+    import faiss
+
+    with closing(Catalogue(index.path)) as catalogue:
+        model = catalogue.model("serving")
+        assert model
+        shards = index._mapped.open(catalogue, model, "video")
+    named = [(shard, row) for shard, part in shards.items() for row in range(len(part))]
+    buffer = torch.empty(2048, model.dim)
+    rows: list[dict[str, object]] = []
+    truth: list[set[object]] = []
+
+    def add(what: str, work: Callable[[Tensor], Any], found: Callable[[Any], set[object]] | None = None) -> None:
+        results, median, late = timed(work, queries)
+        answers = [found(result) for result in results] if found else []
+        truth[:] = truth or answers
+        recall = sum(len(a & b) for a, b in zip(answers, truth, strict=True)) / (K * QUERIES) if found else ""
+        busy = round(os.getloadavg()[0], 1)
+        rows.append({"what": what, "median_ms": round(median, 1), "p95_ms": round(late, 1), "recall_at_10": recall})
+        rows[-1]["load"] = busy
+        print(rows[-1], flush=True)
+
+    def by_float32(query: Tensor) -> None:
+        for part in shards.values():
+            for first in range(0, len(part), len(buffer)):
+                chunk = part[first : first + len(buffer)]
+                torch.mv(buffer[: len(chunk)].copy_(chunk), query)
+
+    def places(found: Found) -> set[object]:
+        return {hit.place for hit in found.hits}
+
+    def faiss_places(result: Any) -> set[object]:
+        return {named[i] for i in result[1][0] if i >= 0}
+
+    add("search, exact", lambda q: index.search(q, K, merge=False), places)
+    add("its product alone, float16", lambda q: [torch.mv(part, q.half()) for part in shards.values()])
+    add("product by conversion to float32", by_float32)
+    flat = faiss.IndexFlatIP(model.dim)
+    for part in shards.values():
+        flat.add(part.float().numpy())
+    add("faiss Flat, float32 in memory", lambda q: flat.search(q[None].numpy(), K), faiss_places)
+    for probes in (8, 32, 128):
+        ivf.load(index.path, "video", index.state().version).nprobe = probes
+        add(f"search, faiss IVF, {probes} lists", lambda q: index.search(q, K, merge=False, faiss=True), places)
+    return rows
 
 
 def _processor() -> str:
