@@ -66,7 +66,10 @@ class Catalogue:
         self.root, self.path = root, root / "catalogue.sqlite"
         if not self.path.is_file():
             raise StellaError(f"{root} holds no index; make one with: stella index SRC {root}")
-        self.db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+        # SQLite cannot share memory where it cannot write; there, nobody else writes either
+        frozen = not os.access(root, os.W_OK) and not self.path.with_name("catalogue.sqlite-wal").exists()
+        place = f"{self.path.absolute().as_uri()}?immutable=1" if frozen else self.path
+        self.db = sqlite3.connect(place, timeout=60, isolation_level=None, uri=frozen)
         try:
             (found,) = self.db.execute("PRAGMA user_version").fetchone()
             self.db.execute("PRAGMA synchronous = FULL")

@@ -27,13 +27,13 @@ from stella.search.catalogue import Catalogue
 from stella.search.index import Index
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "vectors half written": (files.Appended, "append"),
-    "vectors written, not on the disk": (files.Appended, "sync"),
     "before a transaction": (Catalogue, "change"),
+    "vectors half written": (files.Appended, "append"),
     "in a transaction": (update.os, "fsencode"),
-    "a new shard": (vectors, "sync_folder"),
-    "before the switch": (maintain, "drop_models"),
+    "vectors written, not on the disk": (files.Appended, "sync"),
     "before files are removed": (maintain, "remove_unknown"),
+    "before the switch": (maintain, "drop_models"),
+    "a new shard": (vectors, "sync_folder"),
 }
 
 

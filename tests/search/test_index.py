@@ -311,3 +311,26 @@ def test_a_model_that_gives_no_numbers_makes_a_file_bad(tmp_path: Path, source: 
     summary = Index(tmp_path / "index").update(source, model=Broken())
     assert summary.counts.bad == {"non-finite vectors": 1, "damaged audio": 1}
     assert "; bad: 1 non-finite vectors, 1 damaged audio; 3 files" in str(summary)
+
+
+def test_an_index_on_a_read_only_disk_answers(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = made(tmp_path / "index [1]", source)
+    expected = index.search(torch.ones(8)).hits
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    before = sorted(index.path.rglob("*"))
+    with closing(Catalogue(index.path)) as catalogue:
+        assert sorted(index.path.rglob("*")) == before and catalogue.meta("overlap") == 0.5
+        with pytest.raises(StellaError, match="cannot be written"), catalogue.change():
+            catalogue.set_meta("target", 1)
+    assert index.search(torch.ones(8)).hits == expected
+
+
+def test_the_overlap_of_windows_is_the_same_for_the_whole_index(tmp_path: Path, source: Path) -> None:
+    index = Index(tmp_path / "index")
+    with pytest.raises(StellaError, match="overlap=1 is the share"):
+        index.update(source, model=FakeModel(), overlap=1)
+    index.update(source, model=FakeModel(), overlap=0.25)
+    index.update(model=FakeModel())
+    index.update(model=FakeModel(), overlap=0.25)
+    with pytest.raises(StellaError, match=r"overlap by 0.25, not 0.5; use another index"):
+        index.update(model=FakeModel(), overlap=0.5)
