@@ -108,7 +108,7 @@ def main(folder: Path, moments: int, seed: int) -> None:
             kept += 1
         goal = str(kept)
         before = content(index) if moment else []
-        pid = child(lambda k=kind, v=goal: command(index, source, k, v), place, pick.randrange(1, 4))  # type: ignore[misc]
+        pid = child(lambda k=kind, v=goal: command(index, source, k, v), place, pick.randrange(1, 3))  # type: ignore[misc]
         if place is None:
             time.sleep(pick.uniform(0.001, 0.06))
             os.kill(pid, signal.SIGKILL)
