@@ -11,6 +11,7 @@ results/speed/README.md discusses them.
 import argparse
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from stella.bench.measure import measure
 from stella.bench.rows import Row, check_columns, rows_table, write_rows
-from stella.bench.turns import Turn, one_after_the_other
+from stella.bench.turns import one_after_the_other
 from stella.clip import Clip
 from stella.config import resolve
 from stella.data.pack import pack
@@ -52,7 +53,7 @@ def configured(spec: str, preset: str) -> RunConfig:
     return resolve(RunConfig, None, [*base, *settings(spec)])
 
 
-def row(spec: str, config: RunConfig, steps: int, clips: Path, alone: Turn) -> Row:
+def row(spec: str, config: RunConfig, steps: int, clips: Path, alone: AbstractContextManager[None]) -> Row:
     found = measure(config, steps, clips if "packed" in spec.split(":") else None, alone)
     return replace(found, name=" ".join([config.method, *settings(spec)]))
 

@@ -119,10 +119,36 @@ class Labelled(Protocol):
 
 
 @runtime_checkable
+class Classified(Protocol):
+    """A source whose masks take time to make, so that it tells a clip's class alone."""
+
+    def class_of(self, index: int) -> str | None: ...
+
+
+@runtime_checkable
 class Located(Protocol):
     """A source that knows where each clip is stored."""
 
     def location(self, index: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which clip this is, in its folder."""
+
+    id: str
+    recording: str  # the video it was cut out of: all clips of one are on the same side of a split
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A source of clips on a disk."""
+
+    def origin(self, index: int) -> Origin: ...
+
+    def stamp(self, index: int) -> str:
+        """A text that changes with the clip's content, as far as that is known without reading it."""
+        ...
 
 
 def clip_of(source: Source, index: int, window: float = MIDDLE) -> Clip:
@@ -133,6 +159,11 @@ def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
     """The labels of these clips: for a batch of `evaluation_batches`, those of `batch.ids`."""
     which = [int(index) for index in indices]
     return [source.labels(i) if isinstance(source, Labelled) else source[i].labels for i in which]
+
+
+def class_of(source: Source, index: int) -> str | None:
+    """The class of a clip, without its other labels where the source can tell."""
+    return source.class_of(index) if isinstance(source, Classified) else labels_of(source, [index])[0].name
 
 
 def location_of(source: Source, index: int) -> str:

@@ -24,10 +24,7 @@ T = TypeVar("T")
 
 def resolve(cls: type[T], file: Path | str | None = None, overrides: Sequence[str] = ()) -> T:
     """Build `cls` from its defaults, then a TOML file, then `key.sub=value` overrides."""
-    tree: dict[str, Any] = read_toml(Path(file)) if file else {}
-    for override in overrides:
-        lay(tree, override)
-    return build(cls, tree)
+    return build(cls, overridden(read_toml(Path(file)) if file else {}, overrides))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -85,20 +82,22 @@ def merged(tree: Any, over: Any) -> Any:
     return over
 
 
-def lay(tree: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in a tree."""
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"override {override!r} is not of the form key.sub=value")
-    *parents, leaf = key.split(".")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
-    try:
-        tree[leaf] = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:  # anything else is a string, so quotes may be left out
-        tree[leaf] = text
+def overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The same tree, in which these `key.sub=value` are set."""
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+        table, (*parents, leaf) = tree, key.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
+        try:
+            table[leaf] = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:  # anything else is a string, so quotes may be left out
+            table[leaf] = text
+    return tree
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

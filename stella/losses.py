@@ -20,38 +20,20 @@ def reconstruction(recon: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(recon, target, reduction="none").mean((1, 2))
 
 
-def contrastive(
-    z_a: Tensor,
-    z_v: Tensor,
-    tau: float = 0.05,
-    all_a: Tensor | None = None,
-    all_v: Tensor | None = None,
-    first: int = 0,
-) -> Tensor:
+def contrastive(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> Tensor:
     """Eq. 9, symmetric InfoNCE: the average of both directions of `pair_nll`."""
-    to_v, to_a = pair_nll(z_a, z_v, tau, all_a, all_v, first)
+    to_v, to_a = pair_nll(z_a, z_v, tau)
     return (to_v + to_a) / 2
 
 
-def pair_nll(
-    z_a: Tensor,
-    z_v: Tensor,
-    tau: float = 0.05,
-    all_a: Tensor | None = None,
-    all_v: Tensor | None = None,
-    first: int = 0,
-) -> tuple[Tensor, Tensor]:
+def pair_nll(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> tuple[Tensor, Tensor]:
     """Negative log-probability [B] of each clip's own video given its audio, and of its own audio given its video.
-
-    `z_a`, `z_v` [B, D] need not be normalised. With several processes, `all_a` and `all_v` [N, D] are the embeddings
-    gathered from all of them, and this process's clips start at row `first`.
-    """
+    `z_a` and `z_v` [B, D] need not be normalised."""
     # Similarities over τ = 0.05 reach 20, where bfloat16 has steps of 0.125: this small product stays in float32.
     with torch.autocast(z_a.device.type, enabled=False):
-        a, v = _unit(z_a), _unit(z_v)
-        to_v = a @ (v if all_v is None else _unit(all_v)).T / tau  # [B, N]
-        to_a = v @ (a if all_a is None else _unit(all_a)).T / tau  # [B, N]
-        return _nll(to_v, first), _nll(to_a, first)
+        a, v = (F.normalize(_full(z), dim=-1) for z in (z_a, z_v))
+        to_v, to_a = a @ v.T / tau, v @ a.T / tau  # [B, B]
+        return to_v.logsumexp(1) - to_v.diagonal(), to_a.logsumexp(1) - to_a.diagonal()
 
 
 def matching(logits: Tensor, labels: Tensor) -> Tensor:
@@ -65,13 +47,5 @@ def feature_penalty(z: Tensor, stored: Tensor) -> Tensor:
     return (z - stored).square().mean(1)
 
 
-def _unit(z: Tensor) -> Tensor:
-    return F.normalize(_full(z), dim=-1)
-
-
 def _full(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _nll(logits: Tensor, first: int) -> Tensor:
-    return logits.logsumexp(1) - logits.diagonal(first)  # the pair of clip i is column first + i

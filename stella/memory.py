@@ -2,18 +2,20 @@
 
 Reservoir decisions are made on the memory's device, from an explicit generator there. On the model's device neither
 `add` nor `draw` waits for the device, and both can be captured in a CUDA graph. Clips are stored as the model saw
-them: uint8 frames, float16 spectrograms, float32 for the small columns (`stella.methods.base` declares them).
+them: uint8 frames, float16 spectrograms, float32 for the small columns (`stella.methods.base` declares them). Columns
+with a codec are encoded on the device of their values when they are added, and decoded where they are drawn to.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stella.codec import Patching
 from stella.config import differences
 from stella.errors import StellaError
 
@@ -24,10 +26,33 @@ class Column:
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
+    patching: Patching | None = None  # of frames and spectrograms, whole or in patches
+    codec: Patching | None = None  # stored as coefficients of these patches; none: as it is
+
+    @property
+    def stored(self) -> "Column":
+        """The column of what is kept."""
+        return Column(torch.uint8, self.codec.coded_shape) if self.codec else self
 
     @property
     def bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
+        """Bytes of a clip as stored."""
+        stored = self.stored
+        return stored.dtype.itemsize * math.prod(stored.shape)
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Values [n, …] as they are stored."""
+        return self.codec.encode(values) if self.codec else values.to(self.dtype)
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Stored rows as values [n, …]."""
+        if self.codec is None:
+            return rows
+        values = self.codec.decode(rows)
+        if not self.dtype.is_floating_point:
+            limits = torch.iinfo(self.dtype)
+            values = values.round_().clamp_(limits.min, limits.max)
+        return values.to(self.dtype).reshape(-1, *self.shape)
 
 
 ID = {"id": Column(torch.int64)}  # a column of every memory
@@ -61,6 +86,7 @@ class Memory:
     def __init__(self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator) -> None:
         """Allocate on the generator's device."""
         self.columns = ID | dict(columns)
+        self._stored = {name: column.stored for name, column in self.columns.items()}
         self.capacity, self.generator, self.device = capacity, generator, generator.device
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0  # upper bound of `seen` that is known without waiting for the device
@@ -68,7 +94,7 @@ class Memory:
         self._commit: Tensor | None = None  # None: every write takes effect
         self._rows = {
             name: torch.zeros(capacity + 1, *column.shape, dtype=column.dtype, device=self.device)
-            for name, column in self.columns.items()
+            for name, column in self._stored.items()
         }
 
     @property
@@ -92,15 +118,6 @@ class Memory:
     def recount(self) -> None:
         """Wait for the device and read the exact number of clips added."""
         self.offered = self.seen
-
-    @property
-    def bytes_per_clip(self) -> int:
-        return bytes_per_clip(self.columns)
-
-    @property
-    def bytes(self) -> int:
-        """Allocated bytes without the spare row, filled or not."""
-        return self.capacity * self.bytes_per_clip
 
     @property
     def ids(self) -> Tensor:
@@ -149,7 +166,8 @@ class Memory:
         free = torch.arange(self.capacity, device=self.device) >= held
         slots = noise.masked_fill(free, 2.0).argsort()[:n] % held
         to = self.device if to is None else torch.device(to)
-        return MemoryBatch(slots, {name: self._take(rows, slots, to) for name, rows in self._rows.items()})
+        taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
+        return MemoryBatch(slots, {name: self.columns[name].decode(rows) for name, rows in taken.items()})
 
     def update(self, slots: Tensor, **columns: Tensor) -> None:
         """Overwrite these columns of the clips in `slots`, as `draw` returned them."""
@@ -176,7 +194,7 @@ class Memory:
 
     def _plan(self) -> dict[str, Any]:
         """What a saved state is valid for."""
-        columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in self.columns.items()}
+        columns = {name: f"{column.dtype} {list(column.shape)}" for name, column in self._stored.items()}
         return {"capacity": self.capacity, "columns": columns}
 
     def _committed(self, where: Tensor | None = None) -> Tensor:
@@ -205,7 +223,7 @@ class Memory:
     def _write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             rows = self._rows[name]
-            narrow = value.detach().to(rows.dtype)  # cast before the copy to another device
+            narrow = self.columns[name].encode(value.detach())  # before the copy to another device
             rows.index_copy_(0, slots, narrow.to(rows.device))
 
     @staticmethod
@@ -221,6 +239,11 @@ class Memory:
 def _own_storage(rows: Tensor) -> Tensor:
     """The same rows over a storage that ends with them, without a copy: torch.save writes whole storages."""
     return torch.empty(0, dtype=rows.dtype).set_(rows.untyped_storage()[: rows.nbytes], 0, rows.shape, rows.stride())
+
+
+def coded(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """The same columns, frames and spectrograms compressed (`stella.codec`)."""
+    return {name: replace(column, codec=column.patching) for name, column in columns.items()}
 
 
 def bytes_per_clip(columns: Mapping[str, Column]) -> int:

@@ -129,6 +129,22 @@ def draw_freq_chunks(importance: Tensor, pruned: Tensor, noise: Tensor, num_freq
     return order % num_time * num_freq + order // num_time
 
 
+def draw_blocks(importance: Tensor, pruned: Tensor, noise: Tensor, grid: tuple[int, int, int]) -> Tensor:
+    """Ablation: video by 2 × 2 blocks of neighbouring patches, pruned patches last; grid: (frames, rows, columns).
+
+    Blocks are drawn without replacement ∝ their summed importance (pruned patches included), with noise
+    [B, num_blocks(…)]. Patches keep their order inside a block, so cutting at κ cuts the tail of the last block. At an
+    edge of odd length blocks have fewer patches.
+    """
+    importance = _positive(importance)
+    by_block = F.avg_pool2d(importance.view(-1, *grid), 2, ceil_mode=True, divisor_override=1)  # sums
+    drawn = _race(by_block.flatten(1), noise).argsort(dim=1, descending=True, stable=True)
+    numbers = torch.arange(noise.shape[1], device=noise.device).view(by_block.shape[1:])
+    doubled = numbers.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, : grid[1], : grid[2]]
+    block_of = doubled.flatten().expand(importance.shape)  # [B, L]
+    return _order(drawn.argsort(dim=1).int().gather(1, block_of), pruned, importance)
+
+
 def mats(tokens: Tensor, num_steps: int) -> Tensor:
     """Ablation MATS: patches that change most since the previous step first; step 0 takes the change of step 1.
 
@@ -169,10 +185,24 @@ def num_chunks(length: int, num_per_step: int, chunk: int) -> int:
     return math.ceil(length // num_per_step / chunk)
 
 
+def num_blocks(grid: tuple[int, int, int]) -> int:
+    """Number of 2 × 2 blocks in a grid of (frames, rows, columns) patches."""
+    return grid[0] * math.ceil(grid[1] / 2) * math.ceil(grid[2] / 2)
+
+
 def select_patches(importance: Tensor, correlation: Tensor, generator: torch.Generator) -> Tensor:
     """Prune by C, then `draw_patches`: video."""
     pruned = prune(correlation, uniform(*importance.shape, generator=generator))
     return draw_patches(importance, pruned, uniform(*importance.shape, generator=generator))
+
+
+def select_blocks(
+    importance: Tensor, correlation: Tensor, generator: torch.Generator, grid: tuple[int, int, int]
+) -> Tensor:
+    """Prune by C, then `draw_blocks`: video by blocks of neighbours."""
+    pruned = prune(correlation, uniform(*importance.shape, generator=generator))
+    noise = uniform(len(importance), num_blocks(grid), generator=generator)
+    return draw_blocks(importance, pruned, noise, grid)
 
 
 def select_time_chunks(

@@ -24,6 +24,7 @@ ROOMS = (
     "data",
     "losses",
     "selection",
+    "codec",
     "memory",
     "model",
     "methods",
@@ -73,7 +74,18 @@ def test_speed_is_applied_from_outside() -> None:
     assert not wrong
 
 
-BLOCKED = ("av", "webdataset", "gradio", "tensorboard", "faiss", "torchcodec", "ray", "kaldi_native_fbank")
+BLOCKED = (
+    "av",
+    "webdataset",
+    "gradio",
+    "tensorboard",
+    "faiss",
+    "torchcodec",
+    "ray",
+    "kaldi_native_fbank",
+    "huggingface_hub",
+    "onnx",
+)
 
 SCRIPT = f"""
 import importlib.abc, importlib, pkgutil, sys

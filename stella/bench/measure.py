@@ -28,10 +28,7 @@ from stella.train.trainer import Trainer
 
 
 def measure(
-    config: RunConfig,
-    steps: int = 20,
-    packed: Path | None = None,
-    alone: AbstractContextManager[Any] | None = None,
+    config: RunConfig, steps: int = 20, packed: Path | None = None, alone: AbstractContextManager[Any] | None = None
 ) -> Row:
     """Time `steps` steady steps in this process, with a rehearsal memory that is filled first.
 

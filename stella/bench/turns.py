@@ -2,8 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,27 +13,6 @@ from stella.bench.steps import let_go
 from stella.files import lock
 
 T = TypeVar("T")
-
-
-class Turn:
-    """Inside `with turn:` a process is alone; it gets there when all of its group are ready or have failed."""
-
-    def __init__(self, folder: Path, name: str, processes: int) -> None:
-        self.folder, self.name, self.processes = folder, name, processes
-
-    def ready(self) -> None:
-        (self.folder / f"ready {self.name}").touch()
-
-    def __enter__(self) -> None:
-        let_go()
-        self.ready()
-        while len(list(self.folder.glob("ready *"))) < self.processes:
-            time.sleep(0.1)
-        self._lock = lock(self.folder / "lock", wait=True)
-        self._lock.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.__exit__(None, None, None)
 
 
 def one_after_the_other(
@@ -46,8 +26,8 @@ def one_after_the_other(
     for start in range(0, len(names), processes):
         group = names[start : start + processes]
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
-            turns = {name: Turn(Path(folder), str(number), len(group)) for number, name in enumerate(group)}
-            running = {name: pool.submit(_job, function, jobs[name], turns[name]) for name in group}
+            ready = [Path(folder) / f"ready {number}" for number in range(len(group))]
+            running = {name: pool.submit(_job, function, jobs[name], ready, i) for i, name in enumerate(group)}
             for name, each in running.items():
                 try:
                     yield name, each.result()
@@ -55,8 +35,18 @@ def one_after_the_other(
                     yield name, error
 
 
-def _job(function: Callable[..., T], job: tuple[Any, ...], turn: Turn) -> T:
+def _job(function: Callable[..., T], job: tuple[Any, ...], ready: Sequence[Path], own: int) -> T:
+    @contextmanager
+    def turn() -> Iterator[None]:
+        """Inside, this process is alone; it gets there when all of its group are ready or have failed."""
+        let_go()
+        ready[own].touch()
+        while not all(path.exists() for path in ready):
+            time.sleep(0.1)
+        with lock(ready[0].with_name("lock"), wait=True):
+            yield
+
     try:
-        return function(*job, alone=turn)
+        return function(*job, alone=turn())
     finally:
-        turn.ready()  # a failed process keeps no other waiting
+        ready[own].touch()  # a failed process keeps no other waiting

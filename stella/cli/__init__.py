@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, search, train
+from stella.cli import data, models, scenes, search, train, use
 from stella.cli.common import say
 from stella.errors import StellaError
 
@@ -22,9 +22,9 @@ app = typer.Typer(
     add_completion=False,
 )
 COMMANDS = {
+    "Use": (search.index, search.search, use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
-    "Models and results": (models.evaluate, models.report, models.methods, models.weights, models.bench),
-    "Use": (search.index, search.search),
+    "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
     "Data": (data.look, data.prepare, data.pack),
 }
 for panel, commands in COMMANDS.items():

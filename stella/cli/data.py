@@ -1,8 +1,8 @@
 """`stella look`, `prepare` and `pack`: from video files to what a GPU reads."""
 
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,18 +29,18 @@ def look(
     shards = src.is_dir() and any(src.glob("shard-*.tar"))
     source: Folder | Shards = Shards(src) if shards else Folder(src)
     good, bad = [], []
-    for index in _spread(len(source), clips):
+    tried = min(clips, len(source))
+    for number in range(tried):  # spread evenly over the folder
         try:
-            good.append(source[index])
+            good.append(source[number * len(source) // tried])
         except ClipError as error:
             bad.append(error)
             say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
     contact_sheet(good, out, f"{src.name} · {len(source)} clips")
-    counts = {reason: sum(e.reason == reason for e in bad) for reason in {e.reason for e in bad}}
-    tail = f"; skipped: {in_words(counts)}" if bad else ""
-    more = " (--clips for more)" if len(good) + len(bad) < len(source) else ""
+    tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
+    more = " (--clips for more)" if tried < len(source) else ""
     say(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}")
 
 
@@ -84,20 +84,5 @@ def pack(
 
     data = with_weights(run_config(*split(recipe, values)))[0].data
     want, tasks = data.inputs(), data.all_tasks(evaluation)
-    summary = run(
-        tasks,
-        out,
-        pixels=want.pixels,
-        spec_frames=want.spec_frames,
-        size=want.size,
-        width=width,
-        windows=windows,
-        workers=workers,
-        inputs=want,
-    )
-    say(str(summary))
-
-
-def _spread(length: int, count: int) -> Iterable[int]:
-    """`count` positions spread evenly over `length`."""
-    return [i * length // min(count, length) for i in range(min(count, length))]
+    sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": want.size}
+    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, inputs=want)))

@@ -1,4 +1,4 @@
-"""`stella evaluate`, `report`, `methods`, `weights` and `bench`."""
+"""`stella evaluate`, `report`, `methods`, `config`, `weights` and `bench`."""
 
 import sys
 from collections.abc import Mapping
@@ -24,13 +24,15 @@ def evaluate(
 ) -> None:
     """Zero-shot retrieval in both directions on the evaluation clips of every task; all tasks form the gallery."""
     from stella.experiments.recipe import run_tree
-    from stella.report.tables import matching_table, recall_table
+    from stella.report.tables import classes_line, matching_table, recall_table
     from stella.runs.evaluate import evaluate_weights
     from stella.runs.record import gallery_ceilings
 
     name, given = split(recipe, values)
     found = evaluate_weights(model, run_tree(name) if name else None, given, console, slow)
     console.print(recall_table(found, gallery_ceilings(found["data"], found["clips"])))
+    if found["classes"]:
+        say(classes_line(found["classes"]))
     if (matching := matching_table(found)) is not None:
         console.print(matching)
 
@@ -53,16 +55,29 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Method to describe in full.", show_default="list all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Method to describe in full: a name, or FILE.py:CLASS.", show_default="list all"),
+    ] = None,
 ) -> None:
     """List the methods: what each does, what it stores of a clip, and what its steps cost."""
-    from stella.methods import METHODS
+    from stella.methods import METHODS, find
     from stella.report.methods import method_page, methods_table
 
-    if name is not None and name not in METHODS:
-        raise StellaError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    page = methods_table(METHODS) if name is None else method_page(METHODS[name])
+    page = methods_table(METHODS) if name is None else method_page(find(name))
     wide(100).print(page, highlight=False, soft_wrap=True)
+
+
+def config(
+    section: Annotated[
+        str | None, typer.Argument(help="Section such as train, data or data.folder.", show_default="all")
+    ] = None,
+) -> None:
+    """List the keys of a run's configuration: what each sets, its unit and its default."""
+    from stella.report.settings import config_tables
+
+    for table in config_tables(section):
+        console.print(table, highlight=False)
 
 
 def weights(
@@ -77,10 +92,12 @@ def weights(
     from stella.runs.config import RunConfig
 
     found = describe(file)
+    tensors, kinds = found.state.values(), {str(tensor.dtype).removeprefix("torch.") for tensor in found.state.values()}
     defaults = {"config": to_tree(RunConfig())}  # only what differs from these is printed
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("format", found.format)
-    table.add_row("parameters", f"{found.parameters:,} in {found.tensors} tensors ({', '.join(found.dtypes)})")
+    parameters = sum(tensor.numel() for tensor in tensors)
+    table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
     for name, value in {"sizes": found.sizes, **found.extra}.items():
         table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))

@@ -27,12 +27,13 @@ def preview(
 ) -> None:
     """Write a contact sheet (frames with the sounding object outlined, spectrograms) and a film of the same clips."""
     from stella.data.scenes import Scenes
-    from stella.report.preview import film, sheet
+    from stella.report.sheet import contact_sheet, film
 
     scenes = Scenes(task, split, clips, size=size, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
     picture, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
-    sheet(scenes, range(clips), picture)
+    title, times = f"{size} · {task} · {split} · seed {seed}", scenes.size.frame_times * scenes.size.duration
+    contact_sheet([scenes[i] for i in range(clips)], picture, title, times)
     film(scenes, range(clips), movie)
     say(f"{picture}  contact sheet: the sounding object outlined, events in blue")
     say(f"{movie}  the same clips to watch and hear")

@@ -1,7 +1,7 @@
 """`stella demo`, `pretrain`, `compare` and `reproduce`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,7 @@ Processes = Annotated[
 ]
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo"),
-) -> None:
+def demo(out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo")) -> None:
     """Watch three methods learn from a stream that changes: seven minutes on two cores."""
     from stella.experiments.demo import demo as run
 
@@ -51,14 +49,16 @@ def pretrain(
     else:
         result = loop.pretrain(run_config(name, given), run or Path("runs/latest"), console=console)
     if result.finished:
-        forgetting = "" if result.end["F"] is None else f", F {result.end['F']:.1f}"
         cues = ceilings([read_run(result.run)])
         beside = f" ({ceilings_line(cues)})" if cues else ""
-        say(f"A {result.end['A']:.1f}{forgetting}{beside}; weights and metrics in {result.run}")
+        say(f"{_scores(result.end)}{beside}; weights and metrics in {result.run}")
         if slow := result.end.get("slow"):
-            forgetting = "" if slow["F"] is None else f", F {slow['F']:.1f}"
-            say(f"slow weights: A {slow['A']:.1f}{forgetting}; in {result.run / 'slow.safetensors'}")
+            say(f"slow weights: {_scores(slow)}; in {result.run / 'slow.safetensors'}")
     raise typer.Exit(result.exit_code)
+
+
+def _scores(end: dict[str, Any]) -> str:
+    return ", ".join(f"{figure} {end[figure]:.1f}" for figure in "AF" if end[figure] is not None)
 
 
 def compare(

@@ -5,9 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
-from stella.clip import MIDDLE, Clip, Labels
+from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
@@ -16,18 +16,24 @@ VIDEO_SUFFIXES = (
     *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
     *(".3gp", ".m2ts", ".mts", ".ts", ".vob"),
 )
-AUDIO_SUFFIXES = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav", ".wma")
+AUDIO_SUFFIXES = (
+    *(".aac", ".ac3", ".aif", ".aiff", ".amr", ".caf", ".flac", ".m4a", ".mka", ".mp2", ".mp3", ".oga", ".ogg"),
+    *(".opus", ".wav", ".wma"),
+)
 
 
 @dataclass(frozen=True)
 class FolderConfig(DecodedConfig):
-    source: Literal["folder"] = "folder"
+    paths: ClassVar = ("path", "eval_path", "labels", "eval_labels")
+
+    source: Literal["folder"] = "folder"  # video files
     labels: str | None = None  # CSV of file,label[,task]; none: folders are labels
     eval_labels: str | None = None  # the same for eval_path
+    tasks_from: Literal["labels", "folders"] = "labels"  # folders: each folder with videos is a task, named by its path
 
     def open(self, evaluation: bool = False) -> "Folder":
         path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
-        return Folder(path or "", self.inputs().plan(), labels)
+        return Folder(path or "", self.inputs().plan(), labels, self.tasks_from == "folders")
 
 
 class Folder:
@@ -37,10 +43,21 @@ class Folder:
     `file,label[,task]`, file paths below `root`, an optional header) unlisted videos have no label.
     """
 
-    def __init__(self, root: Path | str, plan: Plan | None = None, labels_csv: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        plan: Plan | None = None,
+        labels_csv: Path | str | None = None,
+        folders_are_tasks: bool = False,
+    ) -> None:
         self.root, self.plan = Path(root), plan or Plan()
         self.files = find_videos(self.root)
         self._labels = read_labels(labels_csv, self.root, self.files)
+        if folders_are_tasks:
+            tasks = {file: Path(file).parent.as_posix() for file in self.files}
+            if loose := [file for file, task in tasks.items() if task == "."]:
+                raise StellaError(f"{self.root / loose[0]} is in no sub-folder, so it has no task; move it into one")
+            self._labels = {f: replace(self._labels.get(f, Labels()), task=task) for f, task in tasks.items()}
 
     def __len__(self) -> int:
         return len(self.files)
@@ -55,12 +72,21 @@ class Folder:
     def location(self, index: int) -> str:
         return str(self.root / self.files[index])
 
+    def origin(self, index: int) -> Origin:
+        return Origin(self.files[index], self.files[index])
+
+    def stamp(self, index: int) -> str:
+        try:
+            return f"{(self.root / self.files[index]).stat().st_size} bytes"
+        except OSError as error:
+            return str(error.strerror)
+
     def labels(self, index: int) -> Labels:
         return self._labels.get(self.files[index], Labels())
 
 
 def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[str]:
-    """Sorted paths below `root` of all files with a video's suffix, except hidden files and folders.
+    """Sorted paths below `root` of all files with such a suffix, except hidden files and folders.
 
     Broken links and unreadable files are listed too: they are skipped later, with a reason.
     """

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Device, Labels, send
-from stella.data.tasks import FilesConfig
+from stella.clip import MIDDLE, Clip, Device, Labels, Origin, send
+from stella.data.tasks import FilesConfig, recording_of
 from stella.errors import StellaError
 from stella.files import read_json
 from stella.media.inputs import Inputs, derived
@@ -32,7 +32,7 @@ AHEAD = 3  # batches read, or on their way to a GPU, before they are used
 class PackedConfig(FilesConfig):
     """The clips have the sizes that they were packed for."""
 
-    source: Literal["packed"] = "packed"
+    source: Literal["packed"] = "packed"  # arrays made by `stella pack`
 
     def open(self, evaluation: bool = False) -> "Packed":
         return Packed((self.eval_path if evaluation else self.path) or "")
@@ -89,6 +89,13 @@ class Packed:
         [row] = self._rows([index], [window])
         frames = torch.from_numpy(np.array(self._frames[row]))
         return Clip(self.header.ids[index], frames, samples / SCALE, self.labels(index))
+
+    def origin(self, index: int) -> Origin:
+        id = self.header.ids[index]
+        return Origin(id, recording_of(id))
+
+    def stamp(self, index: int) -> str:
+        return f"{int(self._lengths[index])} samples"
 
     def labels(self, index: int) -> Labels:
         return Labels(self.header.names[index], self.header.tasks[index])

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Labels
+from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
@@ -31,7 +31,7 @@ END_OF_TAR = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True)
 class ShardsConfig(DecodedConfig):
-    source: Literal["shards"] = "shards"
+    source: Literal["shards"] = "shards"  # tar files made by `stella prepare`
 
     def open(self, evaluation: bool = False) -> "Shards":
         root = self.eval_path if evaluation else self.path
@@ -80,6 +80,14 @@ class Shards:
         """A clip's shard and its line in the index."""
         shard, entry = self._clips[index]
         return self.root / shard, entry
+
+    def origin(self, index: int) -> Origin:
+        _, entry = self._clips[index]
+        return Origin(entry.id, entry.source)
+
+    def stamp(self, index: int) -> str:
+        shard, entry = self._clips[index]
+        return f"{shard}, byte {entry.offset}"
 
     def labels(self, index: int) -> Labels:
         _, entry = self.entry(index)

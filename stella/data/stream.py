@@ -24,17 +24,17 @@ from stella.rng import generator
 
 @dataclass(frozen=True)
 class StreamConfig:
-    batch_size: int = 32
+    batch_size: int = 32  # clips of the stream in a step; rehearsal adds its own
     epochs: int = 1  # for each task
     workers: int = 0  # processes; 0: this one, which always reads packed clips
     prefetch: int = 2  # chunks made ahead by each worker
-    size: int = 224  # pixels
-    spec_frames: int = 1024
-    mels: int = 128
-    augment: bool = True
-    shuffle: bool = True
+    size: int = 224  # pixels; follows from the model
+    spec_frames: int = 1024  # time steps of the spectrogram; follows from the model
+    mels: int = 128  # mel bands; follows from the model
+    augment: bool = True  # random crop, time shift and noise, as in the paper
+    shuffle: bool = True  # a new order of clips in each epoch of a task
     drop_last: bool = False  # the short batch at the end of an epoch
-    seed: int = 0
+    seed: int = 0  # follows from the run's seed
     time_limit: float = 60.0  # seconds for one clip, after which its worker is killed; needs workers
     most_bad: float = 0.2  # a larger share of skipped clips stops the run …
     tried_before_stop: int = 20  # … once this many clips were tried

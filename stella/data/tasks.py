@@ -3,20 +3,19 @@
 Each source has a config of its own beside it (`ScenesConfig`, `FolderConfig`, …); `data/config.py` lists them.
 """
 
+import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
-import torch
-
-from stella.clip import Device, Labels, Source
-from stella.data.views import View, part
+from stella.clip import Device, Labels, Source, Stored
+from stella.data.views import part
 from stella.errors import ConfigError, StellaError
 from stella.media.inputs import PER_SECOND, Inputs, with_margin
-from stella.rng import generator
 
 Tasks = list[tuple[str, Source]]
 ONLY_TASK = "all"  # the name where clips have no tasks
@@ -64,6 +63,10 @@ class SourceConfig(ABC):
     def all_tasks(self, evaluation: bool = False) -> Tasks:
         """All clips of the training set, or of the evaluation set, by task: what `stella pack` stores."""
 
+    def absolute(self) -> Self:
+        """The config with absolute paths, so that it means the same in another directory."""
+        return self
+
     @property
     def label(self) -> str:
         """The kind of clips, for tables."""
@@ -85,7 +88,18 @@ def chance(clips: Sequence[int]) -> dict[str, float]:
     return {"chance": 100 * sum(min(k, total) / total for k in RANKS) / len(RANKS)} if total else {}
 
 
-class Files(Source, Protocol):
+def recording_of(id: str) -> str:
+    """The video of a clip that `stella prepare --split` named VIDEO@SECONDS; other ids are videos."""
+    return re.sub(r"@\d+\.\d{3}$", "", id)
+
+
+def natural(name: str) -> tuple[tuple[tuple[int, str], ...], str]:
+    """A sort key that orders numbers in names by their value: task2 before task10."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts), name
+
+
+class Files(Source, Stored, Protocol):
     """Clips on a disk, whose labels name their tasks."""
 
     root: Path
@@ -95,34 +109,47 @@ class Files(Source, Protocol):
 
 @dataclass(frozen=True)
 class FilesConfig(SourceConfig):
-    """A source of files. Its tasks are those of its labels, sorted by name, or one if it has none.
+    """A source of files. Its tasks are those of its labels, in natural order, or one if it has none.
 
-    Without `eval_path` a tenth of each task's clips is held out for evaluation: at least ten (of fewer than 30 clips a
-    third), at most `eval_clips`.
+    Without `eval_path` a share of the recordings is held out for evaluation. A hash of a recording's name decides, so
+    that it stays on its side when others come or go. At most `eval_clips` of each task are evaluated.
     """
+
+    paths: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # keys that are paths
 
     path: str = ""  # folder of the clips to train on
     eval_path: str | None = None  # folder of the clips to evaluate on, all of them
+    eval_share: float = 0.1  # share of the videos held out for evaluation where there is no eval_path
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.path:
             raise ConfigError(f"data.source={self.source} needs clips of your own: set data.path=FOLDER")
+        if not 0 < self.eval_share < 1:
+            raise ConfigError(f"data.eval_share={self.eval_share} must lie between 0 and 1")
 
     @abstractmethod
     def open(self, evaluation: bool = False) -> Files:
         """The clips of `path`, or of `eval_path`."""
 
+    def absolute(self) -> Self:
+        given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
+        changes: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items()}
+        return replace(self, **changes)
+
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         if self.eval_path is not None:
             return self.all_tasks()
-        return [(name, part(clips, self._split(name, clips)[0])) for name, clips in self._by_task(self.open())]
+        source = self.open()
+        split = [(name, self._split(name, source, clips)) for name, clips in self._by_task(source)]
+        return [(name, part(source, trained)) for name, (trained, _) in split]
 
     def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
-        tasks = self._by_task(self.open())
+        source = self.open()
+        tasks = self._by_task(source)
         if self.eval_path is None:
-            return [(name, part(clips, self._split(name, clips)[1])) for name, clips in tasks]
-        given = dict(self._by_task(self.open(evaluation=True)))
+            return [(name, part(source, self._split(name, source, clips)[1])) for name, clips in tasks]
+        given = dict(self.all_tasks(evaluation=True))
         if missing := [name for name, _ in tasks if name not in given]:
             raise StellaError(f"data.eval_path={self.eval_path} has no clips of task {', '.join(missing)}; add some")
         return [(name, given[name]) for name, _ in tasks]
@@ -130,9 +157,10 @@ class FilesConfig(SourceConfig):
     def all_tasks(self, evaluation: bool = False) -> Tasks:
         if evaluation and self.eval_path is None:
             raise StellaError("there are no clips for evaluation alone: set data.eval_path=FOLDER")
-        return list(self._by_task(self.open(evaluation)))
+        source = self.open(evaluation)
+        return [(name, part(source, clips)) for name, clips in self._by_task(source)]
 
-    def _by_task(self, source: Files) -> list[tuple[str, View]]:
+    def _by_task(self, source: Files) -> list[tuple[str, list[int]]]:
         found: dict[str | None, list[int]] = {}
         for index in range(len(source)):
             found.setdefault(source.labels(index).task, []).append(index)
@@ -143,22 +171,29 @@ class FilesConfig(SourceConfig):
                 f"{len(found[None])} of {len(source)} clips in {source.root} have no task and the others have; "
                 "give them one, or name the tasks to use in data.tasks"
             )
-        known = sorted(name for name in found if name is not None)
+        known = sorted((name for name in found if name is not None), key=natural)
         if missing := [name for name in self.tasks if name not in found]:
             raise StellaError(
                 f"{source.root} has no clips of task {', '.join(missing)}; its tasks are {', '.join(known)}"
             )
-        return [(name, part(source, found[name])) for name in self.tasks or known]
+        return [(name, found[name]) for name in self.tasks or known]
 
-    def _split(self, name: str, clips: View) -> tuple[list[int], list[int]]:
-        """The clips to train on, and those held out for evaluation."""
-        total = len(clips)
-        if total < 10:
-            raise StellaError(f"task {name} has {total} clips, too few to hold some out; set data.eval_path=FOLDER")
-        count = min(self.eval_clips, max(total // 10, min(10, total // 3)))
-        drawn = torch.randperm(total, generator=generator(self.seed, "evaluation clips"))[:count].tolist()
-        held_out = set(drawn)
-        return [index for index in range(total) if index not in held_out], sorted(held_out)
+    def _split(self, name: str, source: Files, clips: list[int]) -> tuple[list[int], list[int]]:
+        """The clips of a task to train on, and those to evaluate on."""
+        places = {index: self._place(source.origin(index).recording) for index in clips}
+        held_out = sorted((i for i in clips if places[i] < self.eval_share), key=lambda i: (places[i], i))
+        if len(held_out) < 2 or len(held_out) == len(clips):
+            third = sorted(places.values())[min(10, len(clips) // 3)]  # holds out ten, or a third of fewer than 30
+            raise StellaError(
+                f"data.eval_share={self.eval_share} holds out {len(held_out)} of {len(clips)} clips of task {name}; "
+                f"set data.eval_share={math.ceil(100 * third) / 100}, or give others with data.eval_path=FOLDER"
+            )
+        return [index for index in clips if places[index] >= self.eval_share], sorted(held_out[: self.eval_clips])
+
+    def _place(self, recording: str) -> float:
+        """A number in [0, 1) that depends on the recording's name and data.seed alone."""
+        digest = hashlib.blake2b(f"{self.seed} {recording}".encode(errors="surrogateescape"), digest_size=8).digest()
+        return int.from_bytes(digest) / 2**64
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stella.clip import ArraySource, BatchSource, Clip, Device, Labels, Source, clip_of, labels_of, location_of, send
+from stella.clip import (
+    ArraySource,
+    BatchSource,
+    Clip,
+    Device,
+    Labels,
+    Source,
+    Stored,
+    class_of,
+    clip_of,
+    labels_of,
+    location_of,
+    send,
+)
 
 BLOCK = 32  # clips that a cache makes together
 
@@ -33,8 +46,16 @@ class View:
         source, inside = self._at(index)
         return labels_of(source, [inside])[0]
 
+    def class_of(self, index: int) -> str | None:
+        return class_of(*self._at(index))
+
     def location(self, index: int) -> str:
         return location_of(*self._at(index))
+
+    def stored(self, index: int) -> tuple[Stored, int] | None:
+        """The source on a disk that holds this clip, and its index there; None if it is not on a disk."""
+        source, inside = self._at(index)
+        return (source, inside) if isinstance(source, Stored) else None
 
     def _at(self, index: int) -> tuple[Source, int]:
         if not 0 <= index < len(self):
@@ -136,6 +157,9 @@ class Cached:
         if index not in self._labels:
             self._labels[index] = labels_of(self.source, [index])[0]
         return self._labels[index]
+
+    def class_of(self, index: int) -> str | None:
+        return class_of(self.source, index)
 
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
         # Whole blocks are made, since a few large renderings cost less than many small ones.

@@ -44,7 +44,7 @@ def write_film(model: Model, maps: Maps, path: Path, out: Path) -> int:
             count, video = 0, None
             for count, frame in enumerate(_frames(source, found["video"], fps), 1):
                 if video is None:
-                    canvas = _Canvas(frame.shape[-2:], maps, loud, path.name)
+                    canvas = _Canvas((frame.shape[1], frame.shape[2]), maps, loud, path.name)
                     video = _video_stream(film, canvas, fps)
                     audio = film.add_stream("aac", rate=found["audio"].codec_context.sample_rate, layout="stereo")
                 _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1, fps)

@@ -22,6 +22,7 @@ from torch import Tensor
 from stella.config import to_tree
 from stella.embed.localise import Maps, localise
 from stella.embed.progress import Shown
+from stella.embed.save import export_onnx, hub_class, save
 from stella.errors import ClipError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.media.arrays import frame_windows, sound_windows
@@ -193,6 +194,26 @@ class Model:
         with Shown([path], progress) as shown:
             found = windows(path, self.inputs, overlap=overlap, aligned=True)
             return localise(self.cav, self.avm, self.inputs, Path(path), shown.watched(found))
+
+    # ---- keeping and sharing
+
+    def save(self, folder: Path | str) -> None:
+        """Write `config.json`, `model.safetensors` and a model card, from which `stella.load(folder)` is this model."""
+        save(self, Path(folder))
+
+    def export_onnx(self, folder: Path | str) -> None:
+        """Write both encoders as `video.onnx` and `audio.onnx`, with `config.json`; needs the extra `onnx`."""
+        export_onnx(self, Path(folder))
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload what `save` writes to the Hugging Face Hub; needs the extra `hub`."""
+        return hub_class()(self).push_to_hub(repo_id, **options)
+
+    @classmethod
+    def from_pretrained(cls, name: Path | str, **options: Any) -> "Model":
+        """The model of a folder, or of a repository of the Hugging Face Hub; needs the extra `hub`."""
+        model: Model = hub_class().from_pretrained(str(name), **options).model
+        return model
 
 
 class _Part:

@@ -7,18 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stella.clip import Source
+from stella.clip import class_of
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig
+from stella.data.tasks import Tasks
 from stella.errors import StellaError
+from stella.evaluate.classes import class_measures
 from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import Autocast, embed, task_recall
+from stella.evaluate.retrieval import Autocast, embed, modality_gap, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
 
-Tasks = Sequence[tuple[str, Source]]
+POINTS = ("importance_ratio", "auc", "pointing", "pointing_chance")  # where the matching module points
 MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
@@ -49,12 +50,11 @@ def evaluate_tasks(
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),
         "modality_gap": [modality_gap(e.a, e.v) for e in embeddings],
-        "avm_accuracy": None,
-        "avm_accuracy_by_task": None,
-        "importance_ratio": None,
-        "auc": None,
-        "pointing": None,
-        "pointing_chance": None,
+        "classes": class_measures(
+            embeddings,
+            [[class_of(source, i) for i in e.ids.tolist()] for (_, source), e in zip(tasks, embeddings, strict=True)],
+        ),
+        **dict.fromkeys(("avm_accuracy", "avm_accuracy_by_task", *POINTS)),
     }
     if avm is None:
         return record

@@ -58,9 +58,6 @@ def summary(evaluations: Evaluations) -> dict[str, Any]:
     return {**_means([table[d] for d in DIRECTIONS]), **table}
 
 
-def _means(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+def _means(parts: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     columns = {name: [part[name] for part in parts] for name in ("A", "F")}
-    return {
-        name: None if any(v is None for v in values) else float(np.mean([v for v in values if v is not None]))
-        for name, values in columns.items()
-    }
+    return {name: None if None in values else float(np.mean(values)) for name, values in columns.items()}

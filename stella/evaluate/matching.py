@@ -17,14 +17,6 @@ from stella.selection import importance
 
 
 @dataclass(frozen=True)
-class Regions:
-    """Video patches of the frames with an event, bool [Lv]; both are all false without a mask."""
-
-    inside: Tensor  # at least half of the patch is the sounding object
-    outside: Tensor  # the other patches of these frames
-
-
-@dataclass(frozen=True)
 class Matched:
     correct: Tensor  # bool [2N]: each clip with its own video, and with another clip's video
     # float64 [N] each, NaN if a region is empty
@@ -55,9 +47,8 @@ def evaluate_matching(
             scored = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video))
             matching = match(model, avm, scored, _every_pair(len(batch), generator, batch.ids.device))
         correct.append((matching.logits > 0) == (matching.labels > 0))
-        found = [regions(labels, model.config) for labels in labels_of(source, batch.ids)]
-        inside = torch.stack([r.inside for r in found]).to(device)  # [B, Lv]
-        outside = torch.stack([r.outside for r in found]).to(device)
+        found = torch.stack([regions(labels, model.config) for labels in labels_of(source, batch.ids)])  # [B, 2, Lv]
+        inside, outside = found.to(device).unbind(1)
         where.append((importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
     ratio, area, point = (torch.cat([judge(*each) for each in where]) for judge in (importance_ratio, auc, pointing))
     share = torch.cat([i.sum(1, dtype=torch.float64) / (i | o).sum(1) for _, i, o in where])
@@ -92,16 +83,16 @@ def pointing(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
     return inside.gather(1, top)[:, 0].double().where(known, torch.nan)
 
 
-def regions(labels: Labels, config: CAVConfig) -> Regions:
-    """The sounding object in patches, after the centre crop of evaluation batches.
+def regions(labels: Labels, config: CAVConfig) -> Tensor:
+    """Patches of the frames with an event, bool [2, Lv]: those at least half of which is the sounding object, and the
+    others. Both are all false without a mask. Evaluation batches show the centre crop.
 
     Frame t of T is taken from the middle of the t-th of T equal parts of the clip; it has an event if that tenth of
     the clip has one. Without `labels.events` every frame counts.
     """
     frames, rows, columns = config.grid_v
     if labels.mask is None:
-        nothing = torch.zeros(config.patches_v, dtype=torch.bool)
-        return Regions(nothing, nothing)
+        return torch.zeros(2, config.patches_v, dtype=torch.bool)
     pixels = labels.mask.to(torch.uint8)[None, :, None].expand(-1, -1, 3, -1, -1) * 255  # [1, T, 3, H, W]
     mask = center_crop(pixels, config.image_size)[0, :, 0] / 255  # [T, H, W]
     covered = mask.view(frames, rows, config.patch_size, columns, config.patch_size).mean((2, 4))  # [T, rows, columns]
@@ -110,7 +101,7 @@ def regions(labels: Labels, config: CAVConfig) -> Regions:
         tenths = len(labels.events)
         counts = labels.events[((torch.arange(frames) + 0.5) / frames * tenths).long()]
     inside = covered >= 0.5
-    return Regions((inside & counts[:, None, None]).flatten(), (~inside & counts[:, None, None]).flatten())
+    return (torch.stack([inside, ~inside]) & counts[:, None, None]).flatten(1)
 
 
 def some_of(source: Source, clips: int, generator: torch.Generator) -> Source:

@@ -1,6 +1,6 @@
-"""Zero-shot retrieval: find a clip's video by its audio among all clips, and the reverse."""
+"""Zero-shot retrieval: find a clip's video by its audio among all clips, and the reverse. The modality gap."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,12 @@ def ranks(query: Tensor, gallery: Tensor, targets: Tensor | None = None, chunk: 
     Ties and NaN rank before the target: a collapsed or broken model scores nothing. At most chunk × chunk scores are
     in memory at a time.
     """
-    targets = _targets(query, gallery, targets)
+    if targets is None:
+        if len(query) != len(gallery):
+            raise StellaError(
+                f"{len(query)} queries and a gallery of {len(gallery)} are not pairs; give the target row of each query"
+            )
+        targets = torch.arange(len(query), device=query.device)
     places = torch.zeros(len(query), dtype=torch.int64, device=query.device)
     with torch.autocast(query.device.type, enabled=False):
         for start in range(0, len(query), chunk):
@@ -81,21 +86,14 @@ def ranks(query: Tensor, gallery: Tensor, targets: Tensor | None = None, chunk: 
     return places
 
 
-def recall(
-    query: Tensor, gallery: Tensor, targets: Tensor | None = None, ks: Sequence[int] = KS, chunk: int = 2048
-) -> dict[int, float]:
-    """R@k in percent: the share of queries whose target is among the first k. See `ranks`."""
-    return recall_of(ranks(query, gallery, targets, chunk), ks)
-
-
-def recall_of(places: Tensor, ks: Sequence[int] = KS) -> dict[int, float]:
-    """R@k in percent of ranks [Q] counted from 1."""
+def recall(places: Tensor, ks: Sequence[int] = KS) -> dict[int, float]:
+    """R@k in percent: the share of queries whose rank [Q], counted from 1, is at most k."""
     if not len(places):
         raise StellaError("recall needs at least one query; evaluate on at least one usable clip")
     return {k: 100 * (places <= k).double().mean().item() for k in ks}
 
 
-def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS, chunk: int = 2048) -> dict[str, dict[str, Any]]:
+def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS) -> dict[str, dict[str, Any]]:
     """R@k of each task's queries, with the clips of all tasks as gallery, per direction and k.
 
     `{"a2v": {"1": [per task], …}, "v2a": …}`, ready for JSON.
@@ -104,18 +102,11 @@ def task_recall(tasks: Sequence[Embeddings], ks: Sequence[int] = KS, chunk: int 
     sizes = [len(task) for task in tasks]
     table: dict[str, dict[str, Any]] = {}
     for direction, (query, gallery) in zip(DIRECTIONS, ((a, v), (v, a)), strict=True):
-        by_task: list[Mapping[int, float]] = [
-            recall_of(p, ks) for p in torch.split(ranks(query, gallery, None, chunk), sizes)
-        ]
+        by_task = [recall(places, ks) for places in torch.split(ranks(query, gallery), sizes)]
         table[direction] = {str(k): [recalls[k] for recalls in by_task] for k in ks}
     return table
 
 
-def _targets(query: Tensor, gallery: Tensor, targets: Tensor | None) -> Tensor:
-    if targets is not None:
-        return targets
-    if len(query) != len(gallery):
-        raise StellaError(
-            f"{len(query)} queries and a gallery of {len(gallery)} are not pairs; give the target row of each query"
-        )
-    return torch.arange(len(query), device=query.device)
+def modality_gap(a: Tensor, v: Tensor) -> float:
+    """Euclidean distance between the centroids of normalised audio [N, D] and video [M, D] embeddings: 0 to 2."""
+    return (a.double().mean(0) - v.double().mean(0)).square().sum().sqrt().item()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, lay, merged, read_toml
+from stella.config import build, merged, overridden, read_toml
 from stella.data.config import keys_of
 from stella.data.scenes import ScenesConfig
 from stella.errors import ConfigError
@@ -96,18 +96,16 @@ class Recipe:
         tree = deepcopy(self.base)
         if tasks:
             tree.setdefault("data", {})["tasks"] = list(tasks)
-        return overridden(tree, values)
+        return with_values(tree, values)
 
 
-def overridden(tree: Tree, values: Sequence[str]) -> Tree:
+def with_values(tree: Tree, values: Sequence[str]) -> Tree:
     """A recipe's tables with `key.sub=value` overrides. Under another data.source, keys of the recipe's own source are
     dropped; under other model.weights, so are the recipe's own model sizes, which follow from the weights."""
     source = tree.get("data", {}).get("source", ScenesConfig.source)
     if any(value.startswith("model.weights=") for value in values):
         tree["model"] = {}
-    for value in values:
-        lay(tree, value)
-    data = tree.get("data", {})
+    data = overridden(tree, values).get("data", {})
     if (chosen := data.get("source", source)) != source:
         kept = keys_of(chosen) | {value.partition("=")[0].removeprefix("data.") for value in values}
         tree["data"] = {key: value for key, value in data.items() if key in kept}
@@ -127,7 +125,7 @@ def names() -> list[str]:
     return [name for name in shipped() if "variants" in read_toml(RECIPES / f"{name}.toml")]
 
 
-def find(recipe: str, beside: Path = Path()) -> Path:
+def find(recipe: str, beside: Path) -> Path:
     """The file of a recipe: a path (relative to `beside`) if it looks like one, else the name of a shipped recipe."""
     if "/" in recipe or "\\" in recipe or recipe.endswith(".toml"):
         return beside / recipe
@@ -141,12 +139,9 @@ def find(recipe: str, beside: Path = Path()) -> Path:
     return RECIPES / f"{recipe}.toml"
 
 
-def read(recipe: str) -> Tree:
+def read(recipe: str, heirs: tuple[Path, ...] = ()) -> Tree:
     """The tables of a recipe with those that it inherits, checked for unknown top-level keys."""
-    return _read(find(recipe), ())
-
-
-def _read(path: Path, heirs: tuple[Path, ...]) -> Tree:
+    path = find(recipe, heirs[-1].parent if heirs else Path())
     if path in heirs:
         raise ConfigError(
             f"{path} is `like` itself ({' → '.join(each.stem for each in (*heirs, path))}); break the loop"
@@ -162,7 +157,7 @@ def _read(path: Path, heirs: tuple[Path, ...]) -> Tree:
         return tree
     if not isinstance(like, str):
         raise ConfigError(f"like in {path} must be the name or path of a recipe, not {like!r}")
-    inherited: Tree = merged(_of_a_run(_read(find(like, path.parent), (*heirs, path))), tree)
+    inherited: Tree = merged(_of_a_run(read(like, (*heirs, path))), tree)
     return inherited
 
 
@@ -177,7 +172,7 @@ def run_tree(recipe: str) -> Tree:
 
 def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
     """The configuration of a run from a recipe (None: the defaults) and `key.sub=value` overrides."""
-    return build(RunConfig, overridden(run_tree(recipe) if recipe else {}, values))
+    return build(RunConfig, with_values(run_tree(recipe) if recipe else {}, values))
 
 
 def load(recipe: str) -> Recipe:

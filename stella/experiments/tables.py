@@ -43,22 +43,22 @@ def learning_sheet(
     overrides: Sequence[str] = (),
 ) -> Sheet:
     """A and F of every variant in one order of tasks; `found` holds the CSV lines of each `ORDER/VARIANT`."""
-    table, printed = recipe.orders[order], {}
+    table = recipe.orders[order]
     columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
     slow = any(line.get("slow_A") for name in recipe.variants for line in found[f"{order}/{name}"])
     figures = ["A", "F", *(["slow_A", "slow_F"] if slow else [])]
-    rows = []
+    rows, printed, both = [], [], []
     for name, variant in recipe.variants.items():
         ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
-        printed[name] = theirs
+        if theirs:
+            printed.append(theirs)
+            both += [(ours_a.mean, theirs.mean("A"))] if (ours_a := spread(ours, "A")).values else []
         beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
         rows.append([variant.label, str(len(ours)), *(str(spread(ours, figure)) for figure in figures), *beside])
     below = [*("" for _ in figures[1:]), *("" for _ in columns)]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
-    means = {name: (spread(found[f"{order}/{name}"], "A"), theirs) for name, theirs in printed.items() if theirs}
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
-    both = [(ours.mean, theirs.mean("A")) for ours, theirs in means.values() if ours.values]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
@@ -69,7 +69,7 @@ def learning_sheet(
             "Ours: mean of R@1/5/10 over both directions in %, mean ± standard deviation over runs.",
             *(["Below the line: A of a model that knows one cue alone, in our gallery."] if cues else []),
             *recipe.shadowed(overrides, [name for name in recipe.variants if found[f"{order}/{name}"]]),
-            *_sources([theirs for theirs in printed.values() if theirs], scale),
+            *_sources(printed, scale),
             *_order(both),
         ],
     )
@@ -133,15 +133,14 @@ def _rich(sheet: Sheet) -> Table:
 
 
 def markdown(name: str, sheets: Sequence[Sheet]) -> str:
-    return f"# {name}\n\n" + "\n".join(map(_markdown, sheets))
-
-
-def _markdown(sheet: Sheet) -> str:
-    lines = [sheet.head, ["---", *["---:"] * (len(sheet.head) - 1)], *sheet.rows]
-    lines += [[f"*{cell}*" if cell else "" for cell in row] for row in sheet.below]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    about = f"{sheet.about}\n\n" if sheet.about else ""
-    return f"## {sheet.title}\n{about}{table}\n\n" + "\n".join(f"- {note}" for note in sheet.notes) + "\n"
+    text = f"# {name}\n"
+    for sheet in sheets:
+        lines = [sheet.head, ["---", *["---:"] * (len(sheet.head) - 1)], *sheet.rows]
+        lines += [[f"*{cell}*" if cell else "" for cell in row] for row in sheet.below]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        about = f"{sheet.about}\n\n" if sheet.about else ""
+        text += f"\n## {sheet.title}\n{about}{table}\n\n" + "".join(f"- {note}\n" for note in sheet.notes)
+    return text
 
 
 def _sources(rows: Sequence[Row], warning: str) -> list[str]:

@@ -4,8 +4,12 @@ Tables and plots use this order: the paper's, with the lower bound first and the
 weights that the others start from.
 """
 
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from stella.config import build as build_config
@@ -13,7 +17,7 @@ from stella.errors import ConfigError
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
 from stella.model.cav import CAV
 
-__all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "build"]
+__all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "build", "find"]
 
 FOUND_IN = {  # file and class
     "initial": "initial.Initial",
@@ -33,20 +37,46 @@ FOUND_IN = {  # file and class
 }
 
 
-def _find(place: str) -> type[Method]:
+def _import(place: str) -> type[Method]:
     module, name = place.split(".")
     found: type[Method] = getattr(import_module(f"{__name__}.{module}"), name)
     return found
 
 
-METHODS: dict[str, type[Method]] = {name: _find(place) for name, place in FOUND_IN.items()}
+METHODS: dict[str, type[Method]] = {name: _import(place) for name, place in FOUND_IN.items()}
+
+
+def find(name: str) -> type[Method]:
+    """A method by its name here, or by `FILE.py:CLASS`: a class derived from `Method` in a file of one's own."""
+    if name in METHODS:
+        return METHODS[name]
+    file, colon, title = name.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}, or FILE.py:CLASS")
+    return _load(Path(file).absolute(), title)
+
+
+@cache
+def _load(file: Path, title: str) -> type[Method]:
+    if not file.is_file():
+        raise ConfigError(f"{file} is no file; give the path of the method's file")
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be imported ({type(error).__name__}: {error}); correct it") from error
+    found = getattr(module, title, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"{file} has no class {title} derived from stella.methods.Method; name one that it has")
+    return found
 
 
 def build(
     name: str, model: CAV, args: Mapping[str, Any], objective: ObjectiveConfig, memory: MemoryConfig, seed: int
 ) -> Method:
     """A method by name, with its hyper-parameters in `args`, on a model that is already on its device."""
-    if name not in METHODS:
-        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
-    cls = METHODS[name]
+    cls = find(name)
     return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed)

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from stella import losses, selection
+from stella import codec, losses, selection
 from stella.clip import Batch
 from stella.errors import ConfigError
-from stella.memory import Column, Memory, MemoryBatch, capacity_for
+from stella.memory import Column, Memory, MemoryBatch, capacity_for, coded
 from stella.model.avm import AVM
 from stella.model.cav import CAV, CAVConfig, Patches, Pretrained, Split, split_by_noise
 from stella.rng import generator
@@ -43,11 +43,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Size and place of the rehearsal memory. Set exactly one of `clips` and `bytes`, the other to none."""
+    """Size, place and form of the rehearsal memory. Set exactly one of `clips` and `bytes`, the other to none."""
 
     clips: int | None = 2000  # capacity in clips
     bytes: int | None = None  # capacity in bytes
     device: Literal["cpu", "model"] = "model"  # "model": on the model's device; "cpu" if the GPU has no room
+    codec: Literal["dct"] | None = None  # dct: clips as DCT coefficients of their patches, in a tenth of the bytes
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Method(nn.Module, ABC):
         self.avm, self.memory = None, None
         self.device = next(model.parameters()).device
         self.generators = {name: generator(seed, name, device=self.device) for name in ("mask", *self.random)}
-        if (columns := self.columns(model.config, config)) is not None:
+        if (columns := self.stored_columns(model.config, config, memory)) is not None:
             where = "cpu" if memory.device == "cpu" else self.device
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
             self.memory = Memory(columns, capacity, generator(seed, "memory", device=where))
@@ -114,12 +115,21 @@ class Method(nn.Module, ABC):
         """Memory columns of a clip besides its id; None for a method without memory."""
         return None
 
+    @classmethod
+    def stored_columns(cls, model: CAVConfig, config: Any, memory: MemoryConfig) -> dict[str, Column] | None:
+        """The memory's columns in the form that `memory` asks for."""
+        columns = cls.columns(model, config)
+        return columns if columns is None or memory.codec is None else coded(columns)
+
     def setup(self) -> None:
         """Add modules and buffers of the method's own."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Losses:
         """The losses of a batch. Never waits for the device."""
+
+    def before_step(self) -> None:
+        """Called once between the backward pass and the step: parameters have `grad`, which may be changed in place."""
 
     def after_batch(self, batch: Batch, losses: Losses) -> None:
         """Called after the step for each of its batches. By default: offer the current clips to the reservoir."""
@@ -203,9 +213,11 @@ def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
 
 def clip_columns(model: CAVConfig) -> dict[str, Column]:
     """A clip as the model saw it."""
+    frames, size, side = model.frames, model.image_size, model.patch_size
+    time, mel = model.spec_frames, model.mel_bins
     return {
-        "video": Column(torch.uint8, (model.frames, 3, model.image_size, model.image_size)),
-        "audio": Column(torch.float16, (model.spec_frames, model.mel_bins)),
+        "video": Column(torch.uint8, (frames, 3, size, size), codec.frames(frames, size, side)),
+        "audio": Column(torch.float16, (time, mel), codec.spectrogram(time, mel, side)),
     }
 
 

@@ -29,12 +29,8 @@ class CLSERConfig:
     def __post_init__(self) -> None:
         if not self.weight >= 0:
             raise ConfigError(f"weight={self.weight} must not be negative")
-        check_shares(
-            alpha_stable=self.alpha_stable,
-            alpha_plastic=self.alpha_plastic,
-            rate_stable=self.rate_stable,
-            rate_plastic=self.rate_plastic,
-        )
+        check_shares(alpha_stable=self.alpha_stable, alpha_plastic=self.alpha_plastic)
+        check_shares(rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)
 
 
 class CLSER(ER):

@@ -68,7 +68,8 @@ class ESMER(ER):
         out = self.model.pretrain(a, v, *splits)
         with torch.no_grad():
             stable = self.stable.model.pretrain(a, v, *splits)
-            errors = sum_parts(self.clip_parts(stable[:now]))  # negatives: the current clips
+            parts = self.clip_parts(stable[:now])  # negatives: the current clips
+            errors = torch.stack(list(parts.values())).sum(0)
             admit = self.low(errors)
             weight = torch.where(admit, 1, self.mean / errors)
             weight = torch.cat([weight, weight.new_ones(len(out.z_a) - now)])
@@ -92,11 +93,6 @@ class ESMER(ER):
     @property
     def eval_model(self) -> CAV:
         return self.stable.model if self.config.evaluate == "stable" else self.model
-
-
-def sum_parts(parts: dict[str, Tensor]) -> Tensor:
-    """L of each clip [B] from its parts."""
-    return torch.stack(list(parts.values())).sum(0)
 
 
 def trimmed_mean(errors: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
+from stella.errors import ConfigError
 from stella.memory import Column, MemoryBatch
-from stella.methods.base import Losses, clip_columns, clip_rows
+from stella.methods.base import Losses, MemoryConfig, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, Weights
 from stella.model.cav import CAVConfig
 
@@ -43,6 +44,15 @@ class GMED(LooksAhead):
         clip = clip_columns(model)
         edits = {f"edit_{name}": Column(torch.bfloat16, column.shape) for name, column in clip.items()}
         return clip | edits | {"age": Column(torch.int32)}
+
+    @classmethod
+    def stored_columns(cls, model: CAVConfig, config: Any, memory: MemoryConfig) -> dict[str, Column] | None:
+        if memory.codec is not None:
+            raise ConfigError(
+                f"memory.codec={memory.codec} does not fit GMED, whose edits of stored clips are smaller than the "
+                "codec's error; set memory.codec=none"
+            )
+        return super().stored_columns(model, config, memory)
 
     def loss(self, batch: Batch) -> Losses:
         audio, video = batch.audio, self.model.normalise(batch.video)

@@ -41,7 +41,7 @@ from stella.model.cav import CAVConfig, Patches
 
 @dataclass(frozen=True)
 class STELLAConfig:
-    """The paper's values on Continual-VS; the last three are for ablations."""
+    """The paper's values on Continual-VS; the last four are for ablations."""
 
     alpha: float = 0.5  # weight of the penalty
     beta: float = 0.4  # temperature of importance (0.1 on Continual-AS)
@@ -52,6 +52,7 @@ class STELLAConfig:
     avm_heads: int | None = None  # heads of the matching module; none: as many as the model has
     score_every: int = 1  # cheaper scoring: encode only every n-th patch of a row, its neighbours share its score
     audio: Literal["time", "frequency", "free"] = "time"  # audio chunks: time steps, frequency bands, or no chunks
+    video: Literal["free", "blocks"] = "free"  # video patches: one by one, or in 2 × 2 blocks of neighbours
     importance: bool = True  # false: draw unpruned patches uniformly ("RCA only")
     correlation: bool = True  # false: prune no patch ("LPIS only")
 
@@ -166,7 +167,11 @@ class STELLA(Method):
         draw, chosen = self.generators["select"], AUDIO_RULES[self.config.audio]
         num_freq = self.model.config.grid_a[1]
         order_a = chosen(scores.importance_a, scores.correlation_a, draw, num_freq, self.config.chunk)  # [B, La]
-        order_v = selection.select_patches(scores.importance_v, scores.correlation_v, draw)  # [B, Lv]
+        if self.config.video == "blocks":
+            grid = self.model.config.grid_v
+            order_v = selection.select_blocks(scores.importance_v, scores.correlation_v, draw, grid)  # [B, Lv]
+        else:
+            order_v = selection.select_patches(scores.importance_v, scores.correlation_v, draw)
         return a.take(order_a[:, : self.kappa_a]), v.take(order_v[:, : self.kappa_v])
 
     def matching(self, scored: Scored) -> Tensor:

@@ -7,6 +7,7 @@ recipe: STELLA+ with 1.66 times the batch.
 import torch
 from torch import Tensor
 
+from stella import codec
 from stella.clip import Batch
 from stella.memory import Column, MemoryBatch
 from stella.methods.base import output_columns
@@ -20,11 +21,11 @@ class STELLAPlus(STELLA):
 
     @classmethod
     def columns(cls, model: CAVConfig, config: STELLAConfig) -> dict[str, Column]:
-        kappa_a, kappa_v, pixels = config.kappa_a(model), config.kappa_v(model), model.patch_size**2
+        kappa_a, kappa_v, side = config.kappa_a(model), config.kappa_v(model), model.patch_size
         position = torch.int16 if max(model.patches_a, model.patches_v) < 2**15 else torch.int32
         patches = {
-            "patches_a": Column(torch.float16, (kappa_a, pixels)),
-            "patches_v": Column(torch.uint8, (kappa_v, 3 * pixels)),
+            "patches_a": Column(torch.float16, (kappa_a, side**2), codec.patches(kappa_a, side, 1)),
+            "patches_v": Column(torch.uint8, (kappa_v, 3 * side**2), codec.patches(kappa_v, side, 3)),
             "positions_a": Column(position, (kappa_a,)),
             "positions_v": Column(position, (kappa_v,)),
         }

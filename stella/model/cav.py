@@ -351,6 +351,4 @@ def _positions_a(config: CAVConfig, dim: int) -> nn.Parameter:
 
 def _positions_v(config: CAVConfig, dim: int) -> nn.Parameter:
     frames, rows, columns = config.grid_v
-    return nn.Parameter(
-        sincos_2d(rows, columns, dim).repeat(frames, 1)
-    )  # [Lv, dim]; all frames start with the same positions
+    return nn.Parameter(sincos_2d(rows, columns, dim).repeat(frames, 1))  # [Lv, dim], the same in all frames

@@ -100,14 +100,8 @@ def from_mae(state: State, config: CAVConfig) -> Converted:
             backbone[_plain(f"patch_embed_a.{rest}")] = _flat(name, t.sum(1, keepdim=True) if kernel else t)
         elif stack not in ("cls_token", "head"):
             backbone[name] = t
-    initial = (
-        "pos_embed_a",
-        "inter_pos_embed_",
-        "modality_",
-        "decoder_pos_embed_a",
-        "decoder_modality_",
-        "decoder_pred_a",
-    )
+    lacking = ("pos_embed_a", "modality_")  # in the decoder too
+    initial = (*lacking, *(f"decoder_{name}" for name in lacking), "inter_pos_embed_", "decoder_pred_a")
     note = "positions of audio and before fusion and modality embeddings keep their initial values"
     if any(name.startswith("decoder_embed") for name in state):
         return Converted(backbone, initial=initial, notes=(note, "so do the decoder's for audio"))

@@ -62,16 +62,26 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Description:
-    """What a file is. `sizes` is the config of our own files, else what the shapes show (not the heads)."""
+class WeightFile:
+    """What a file is and holds."""
 
+    path: Path
     format: str
-    tensors: int
-    parameters: int
-    dtypes: list[str]
-    sizes: dict[str, Any]
-    has_avm: bool
-    extra: dict[str, Any]
+    state: State  # under the file's own names
+    header: dict[str, Any]  # of our own files, else empty
+
+    @property
+    def has_avm(self) -> bool:
+        return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        return dict(self.header.get("extra", {}))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The config of our own files, else what the shapes show (not the heads)."""
+        return self.header["config"] if self.header else _sizes(self.state)
 
 
 def save(
@@ -112,8 +122,7 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     if file.has_avm:
         heads, beta = file.header.get("avm_heads") or config.heads, file.header.get("avm_beta", 0.4)
         avm = AVM(config.dim, heads, beta, config.eps)
-    notes = _fill(file, model, avm)
-    return Loaded(model, avm, file.header.get("extra", {}), notes, _inputs(file.header))
+    return Loaded(model, avm, file.extra, _fill(file, model, avm), _inputs(file.header))
 
 
 def read_inputs(name: Path | str) -> Inputs | None:
@@ -134,7 +143,7 @@ def preset_of(name: Path | str) -> str | None:
         config = build(CAVConfig, header["config"])
         sizes = {"image_size": config.image_size, "spec_frames": config.spec_frames, "frames": config.frames}
         return next((each for each in PRESETS if preset(each, **sizes) == config), None)
-    dim = _sizes(_open(path).state).get("dim")
+    dim = _open(path).sizes.get("dim")
     return next((each for each, config in PRESETS.items() if config.dim == dim), None)
 
 
@@ -143,32 +152,11 @@ def load_into(path: Path | str, model: CAV, avm: AVM | None = None) -> list[str]
     return _fill(_open(find(path)), model, avm)
 
 
-def describe(path: Path | str) -> Description:
-    file = _open(find(path))
-    return Description(
-        format=file.format,
-        tensors=len(file.state),
-        parameters=sum(t.numel() for t in file.state.values()),
-        dtypes=sorted({str(t.dtype).removeprefix("torch.") for t in file.state.values()}),
-        sizes=file.header["config"] if file.header else _sizes(file.state),
-        has_avm=file.has_avm,
-        extra=file.header.get("extra", {}),
-    )
+def describe(path: Path | str) -> WeightFile:
+    return _open(find(path))
 
 
 # ---- reading
-
-
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    format: str
-    state: State  # under the file's own names
-    header: dict[str, Any]  # of our own files, else empty
-
-    @property
-    def has_avm(self) -> bool:
-        return any(name.startswith(("avm.", "avmatching_module.")) for name in self.state)
 
 
 def check_fits(name: Path | str, config: CAVConfig) -> None:
@@ -196,17 +184,17 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def _open(path: Path) -> _File:
+def _open(path: Path) -> WeightFile:
     head = _head(path)
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
     state, metadata = _read_torch(path) if pickled else _read_safetensors(path)
     if header := _header(path, metadata):
-        return _File(path, OURS, state, header)
+        return WeightFile(path, OURS, state, header)
     state = {re.sub(r"^((module|_orig_mod)\.)+", "", name): value for name, value in state.items()}
     for format_, (mark, _) in FORMATS.items():
         if any(name.startswith(mark) for name in state):
-            return _File(path, format_, state, {})
+            return WeightFile(path, format_, state, {})
     raise WeightsError(
         f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {_some(state)}; "
         "bring one of these, or its state_dict under these names"
@@ -278,10 +266,13 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
 # ---- fitting
 
 
-def _fill(file: _File, model: CAV, avm: AVM | None) -> list[str]:
+def _fill(file: WeightFile, model: CAV, avm: AVM | None) -> list[str]:
     _same_config(file, model, avm)
     try:
-        found = _convert(file, model.config)
+        if file.format == OURS:
+            found = Converted(under("backbone.", file.state), under("avm.", file.state))
+        else:
+            found = FORMATS[file.format][1](file.state, model.config)
     except (RuntimeError, ValueError, IndexError) as error:  # a name or a shape no such file has
         raise WeightsError(
             f"{file.path} is not a {file.format} file as it should be ({error}); export it again"
@@ -299,13 +290,7 @@ def _fill(file: _File, model: CAV, avm: AVM | None) -> list[str]:
     return notes
 
 
-def _convert(file: _File, config: CAVConfig) -> Converted:
-    if file.format == OURS:
-        return Converted(under("backbone.", file.state), under("avm.", file.state))
-    return FORMATS[file.format][1](file.state, config)
-
-
-def _same_config(file: _File, model: CAV, avm: AVM | None) -> None:
+def _same_config(file: WeightFile, model: CAV, avm: AVM | None) -> None:
     """Shapes do not show heads or eps: our own files say them."""
     if not file.header:
         return
@@ -318,7 +303,7 @@ def _same_config(file: _File, model: CAV, avm: AVM | None) -> None:
         )
 
 
-def _check(file: _File, what: str, state: State, module: nn.Module, initial: tuple[str, ...] = ()) -> None:
+def _check(file: WeightFile, what: str, state: State, module: nn.Module, initial: tuple[str, ...] = ()) -> None:
     expected = module.state_dict()
     wrong = {
         "missing": [n for n in expected if n not in state and not (initial and n.startswith(initial))],

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from rich import box
@@ -20,7 +20,7 @@ CLIPS = 2000  # the paper's memory on Continual-VS
 
 def methods_table(methods: Mapping[str, type[Method]]) -> Table:
     """What each method does, what its steps cost, and what it stores for a clip at the paper's sizes."""
-    table = _table("Methods")
+    table = plain_table("Methods")
     table.add_column("method", no_wrap=True)
     table.add_column("what it does, and the cost of a step beside Finetune's", ratio=1)
     table.add_column("memory at the paper's size", max_width=26)
@@ -47,23 +47,19 @@ def hyper_parameters(config: type[Any]) -> list[tuple[str, Any, str, str]]:
     """Name, default, type and trailing comment of each field of a configuration."""
     sources = [inspect.getsource(base) for base in reversed(config.__mro__) if is_dataclass(base)]
     comments = dict(re.findall(r"^    (\w+): [^#\n]*# (.+)$", "\n".join(sources), re.M))
-    return [
-        (
-            f.name,
-            "required" if f.default is MISSING else f.default,
-            inspect.formatannotation(f.type),
-            comments.get(f.name, ""),
-        )
-        for f in fields(config)
-    ]
+    return [(f.name, _default(f), inspect.formatannotation(f.type), comments.get(f.name, "")) for f in fields(config)]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return "required" if field.default_factory is MISSING else field.default_factory()
 
 
 def format_bytes(n: int) -> str:
     """Bytes with three digits and a decimal unit: `864 kB`."""
-    value, unit = next(
-        (n / size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")) if n >= size
-    )
-    return f"{value:.3g} {unit}"
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
+    return next(f"{n / size:.3g} {unit}" for unit, size in units.items() if n >= size)
 
 
 def _columns(method: type[Method]) -> dict[str, Column] | None:
@@ -87,7 +83,7 @@ def _stored(columns: Mapping[str, Column] | None) -> Text:
 def _hyper_parameters(config: type[Any]) -> Table | Text:
     if not (found := hyper_parameters(config)):
         return Text("No hyper-parameters of its own.\n")
-    table = _table("Hyper-parameters, set as args.NAME=VALUE")
+    table = plain_table("Hyper-parameters, set as args.NAME=VALUE")
     for heading in ("name", "default", "type", "meaning"):
         table.add_column(heading)
     for name, default, kind, comment in found:
@@ -99,7 +95,7 @@ def _memory(columns: Mapping[str, Column] | None) -> Table | Text:
     if columns is None:
         return Text("No memory.")
     each = bytes_per_clip(columns)
-    table = _table("Memory at the paper's sizes")
+    table = plain_table("Memory at the paper's sizes")
     for heading in ("column", "type", "shape"):
         table.add_column(heading)
     table.add_column("bytes", justify="right")
@@ -112,6 +108,6 @@ def _memory(columns: Mapping[str, Column] | None) -> Table | Text:
     return table
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "title_style": "bold"}
     return Table(box=box.SIMPLE_HEAD, title=title, **left)

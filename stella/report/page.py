@@ -136,13 +136,12 @@ def _best(table: Sequence[Sequence[Spread]]) -> set[tuple[int, int]]:
 
 def _method(g: Group, i: int, matrices: Sequence[Accuracy], top: float) -> dict[str, Any]:
     about = METHODS[g.method].summary if g.method in METHODS else ""
-    figures = [(panel, figure) for panel in plots.PANELS if (figure := panel.draw(g))]
     return {
         "label": g.label,
         "colour": i % len(SERIES),
         "about": f"{about[0].upper()}{about[1:]}." if about else "",
         "matrices": [_matrix(v, acc, top) for v, acc in zip(g.versions, matrices, strict=True) if acc.size],
-        "panels": [{"title": p.title, "caption": p.caption, "figure": figure} for p, figure in figures],
+        "figures": {draw.__name__: draw(g) for draw in plots.PANELS},
         "runs": _runs(g),
         "skipped": _skipped(g),
         "settings": _settings(g),
@@ -174,30 +173,28 @@ def _matrix(g: Group, acc: Accuracy, top: float) -> dict[str, Any]:
     return {"tasks": run.tasks, "rows": rows}
 
 
-def _runs(g: Group) -> dict[str, Any]:
-    """A table with a row for each run."""
-    slow = len(g.versions) > 1
+def _runs(g: Group) -> list[dict[str, Any]]:
+    """A table with a row for each run, by heading."""
     rows = []
     for run in g.runs:
         speeds = [line["clips_per_second"] for line in run.speed if "clips_per_second" in line]
         peaks = [line["peak_bytes"] for line in run.speed if "peak_bytes" in line]
-        scores = [run.summary, *([run.summary.get("slow", {})] if slow else [])]
+        scores = {"": run.summary, **({"slow ": run.summary.get("slow", {})} if len(g.versions) > 1 else {})}
+        figures = {f"{of}{f}": [s[f]] if s.get(f) is not None else [] for of, s in scores.items() for f in "AF"}
         rows.append(
-            [
-                run.path.name,
-                run.seed,
-                *(str(Spread([s[f]] if s.get(f) is not None else [])) for s in scores for f in "AF"),
-                f"{run.step:,}",
-                len(run.lines("skip")) or "–",
-                f"{np.median(speeds):,.0f}" if speeds else "–",
-                f"{max(peaks) / 1e9:.2f} GB" if peaks else "–",
-                len(run.skipped) or "–",
-                "" if run.finished else run.status,
-            ]
+            {
+                "run": run.path.name,
+                "seed": run.seed,
+                **{heading: str(Spread(values)) for heading, values in figures.items()},
+                "steps": f"{run.step:,}",
+                "skipped steps": len(run.lines("skip")) or "–",
+                "clips/s": f"{np.median(speeds):,.0f}" if speeds else "–",
+                "peak memory": f"{max(peaks) / 1e9:.2f} GB" if peaks else "–",
+                "skipped clips": len(run.skipped) or "–",
+                "": "" if run.finished else run.status,
+            }
         )
-    scores = ["A", "F", *(["slow A", "slow F"] if slow else [])]
-    tail = ["steps", "skipped steps", "clips/s", "peak memory", "skipped clips", ""]
-    return {"headings": ["run", "seed", *scores, *tail], "rows": rows}
+    return rows
 
 
 def _skipped(g: Group) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The figures of the page. Each function draws one or more groups of runs; None if there is nothing to draw."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -24,6 +24,8 @@ def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) ->
     versions = [(i, slow, one) for i, group in enumerate(groups) for slow, one in enumerate(group.versions)]
     shown = [(i, slow, one) for i, slow, one in versions if one.spread("A").values]
     figure, (left, right) = new_figure(7.6, 0.9 + 0.36 * max(len(shown), 2), columns=2, width_ratios=[1.9, 1])
+    for axis in (left, right):
+        axis.set(yticks=range(len(shown)))
     for row, (i, slow, one) in enumerate(shown):
         colour = SERIES[i % len(SERIES)]
         look = {"color": colour, "mfc": PAPER if slow else colour, "capsize": 3, "lw": 1.6}
@@ -38,12 +40,10 @@ def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) ->
             place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
             axis.annotate(spread.short, (spread.mean, row), **place, color=INK)
     _ceiling_lines(left, ceilings or {})
-    left.set(yticks=range(len(shown)), yticklabels=[one.label for *_, one in shown])
-    left.set(xlabel="accuracy A, % (higher is better)")
-    right.set(yticks=range(len(shown)), yticklabels=[""] * len(shown), xlabel="forgetting F (lower is better)")
+    left.set(yticklabels=[one.label for *_, one in shown], xlabel="accuracy A, % (higher is better)")
+    right.set(yticklabels=[""] * len(shown), xlabel="forgetting F (lower is better)")
     for axis in (left, right):
-        axis.set_ylim(len(shown) - 0.5, -0.75)
-        axis.set_xlim(min(0, axis.get_xlim()[0]), axis.get_xlim()[1])
+        axis.set(xlim=(min(0, axis.get_xlim()[0]), axis.get_xlim()[1]), ylim=(len(shown) - 0.5, -0.75))
         axis.grid(axis="x")
     return to_svg(figure, "A and F of each method")
 
@@ -83,8 +83,7 @@ def course(groups: Sequence[Group]) -> Markup:
     after = [f"after {name}" for name in names]
     slanted = {"rotation": 20, "ha": "right", "rotation_mode": "anchor"} if len("  ".join(after)) > LINE else {}
     axis.set_xticks(range(len(names)), after, **slanted)
-    axis.set(ylabel="accuracy on tasks so far, %")
-    axis.set_ylim(bottom=0)
+    axis.set(ylabel="accuracy on tasks so far, %", ylim=(0, None))
     axis.grid(axis="y")
     labels = [one.label for group in groups for one in group.versions]
     columns = max(1, min(6, LINE // (max(map(len, labels)) + 8)))
@@ -113,8 +112,7 @@ def losses(group: Group) -> Markup | None:
     for line in max(group.runs, key=lambda run: len(run.evaluations)).evaluations:
         if line["task"] >= 0:
             axis.axvline(line["step"], color=GRID, lw=1, zorder=0)
-    axis.set(xlabel="step", ylabel="loss")
-    axis.set_ylim(bottom=0)
+    axis.set(xlabel="step", ylabel="loss", ylim=(0, None))
     axis.grid(axis="y")
     _legend(axis, columns=3)
     return to_svg(figure, f"Loss curves of {group.label}")
@@ -134,9 +132,7 @@ def memory(group: Group) -> Markup | None:
         if high - low > 0.035 * top[-1]:  # else its name would overlap the next
             place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
             axis.annotate(name, (len(found) - 1, (low + high) / 2), **place)
-    _task_axis(axis, found, "clips in memory")
-    axis.set_xlim(0, max(1, len(found) - 1))
-    axis.set_ylim(0, max(1, top[-1] * 1.02))
+    _task_axis(axis, found, "clips in memory", xlim=(0, max(1, len(found) - 1)), ylim=(0, max(1, top[-1] * 1.02)))
     return to_svg(figure, f"Clips in the memory of {group.label}, by task")
 
 
@@ -173,8 +169,7 @@ def matching(group: Group) -> Markup | None:
     axis.errorbar(range(len(found)), means, yerr=deviations, **look)
     axis.axhline(50, color=FAINT, lw=0.9, ls=DOTTED)
     axis.text(len(found) - 1, 50, "chance ", color=FAINT, fontsize=7, ha="right", va="bottom")
-    _task_axis(axis, found, "correct, %")
-    axis.set_ylim(min(40, *means), 100)
+    _task_axis(axis, found, "correct, %", ylim=(min(40, *means), 100))
     axis.grid(axis="y")
     return to_svg(figure, f"Accuracy of the matching module, {group.label}")
 
@@ -191,8 +186,7 @@ def gap(group: Group) -> Markup | None:
     for slow in group.versions[1:]:
         means = _per_task(_after_tasks(slow, "modality_gap")).mean(axis=1)
         axis.plot(range(len(means)), means, color=INK, lw=1.0, ls=DASHED, label="slow weights")
-    _task_axis(axis, found, "distance")
-    axis.set_ylim(bottom=0)
+    _task_axis(axis, found, "distance", ylim=(0, None))
     axis.grid(axis="y")
     _legend(axis)
     return to_svg(figure, f"Modality gap, {group.label}")
@@ -229,8 +223,8 @@ def _per_task(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Any:
     return np.ma.stack(rows)
 
 
-def _task_axis(axis: Any, found: Mapping[str, Any], ylabel: str) -> None:
-    axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel=ylabel)
+def _task_axis(axis: Any, found: Mapping[str, Any], ylabel: str, **limits: Any) -> None:
+    axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel=ylabel, **limits)
 
 
 def _task_lines(axis: Any, values: Any, middle: Any, label: str) -> None:
@@ -264,39 +258,4 @@ def _legend(axis: Any, columns: int = 2) -> None:
         axis.legend(frameon=False, ncols=columns, handlelength=2.4, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
-class Panel(NamedTuple):
-    title: str
-    caption: str
-    draw: Callable[[Group], Markup | None]
-
-
-PANELS = [
-    Panel(
-        "Training loss",
-        "Mean over runs of the total and its weighted parts, with a band of one deviation. Vertical lines: task ends.",
-        losses,
-    ),
-    Panel(
-        "What the memory holds",
-        "Clips of each task in the rehearsal memory; the earliest task is at the bottom and faintest.",
-        memory,
-    ),
-    Panel(
-        "Does it look at the sounding object?",
-        "Median importance of image patches on the sounding object (at least half covered by it), divided by that of "
-        "all other patches, in frames with a sound. Thin lines are tasks, the earliest faintest.",
-        importance,
-    ),
-    Panel(
-        "Does it know which sound belongs to which video?",
-        "How often the matching module is right about whether audio and video belong together. Half of the pairs do "
-        "not, so guessing gives 50%.",
-        matching,
-    ),
-    Panel(
-        "How far apart audio and video are",
-        "The modality gap: distance between the mean audio and the mean video embedding, from 0 to 2. Thin lines are "
-        "tasks, the earliest faintest.",
-        gap,
-    ),
-]
+PANELS: list[Callable[[Group], Markup | None]] = [losses, memory, importance, matching, gap]

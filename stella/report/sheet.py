@@ -1,4 +1,4 @@
-"""Contact sheets: frames and spectrograms of clips in one picture."""
+"""Contact sheets: frames and spectrograms of clips in one picture. Films of scenes, with sound."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from stella.clip import SAMPLE_RATE, Clip
+from stella.data.scenes import Scenes
+from stella.media.encode import encode
 from stella.media.fbank import fbank
 
 SHEETS = (".png", ".jpg", ".pdf", ".svg")
@@ -46,3 +48,11 @@ def _spectrogram(axis: Any, clip: Clip) -> None:
     axis.set(yticks=[], xlim=(0, seconds))
     axis.tick_params(labelsize=7)
     axis.set_ylabel("mel", fontsize=7)
+
+
+def film(scenes: Scenes, indices: Sequence[int], path: Path, fps: int = 25) -> None:
+    """Write these clips one after another as an mp4, small ones enlarged."""
+    zoom = max(1, 384 // scenes.size.pixels)
+    frames = [scenes.film(index, fps).repeat_interleave(zoom, 2).repeat_interleave(zoom, 3) for index in indices]
+    _, sound = scenes.tensors(indices)
+    encode(path, torch.cat(frames), sound.flatten(), fps)

@@ -2,9 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import matplotlib
 from markupsafe import Markup, escape
@@ -14,44 +13,32 @@ from matplotlib.figure import Figure
 INK, FAINT, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
 SERIES = [f"#05{i:02x}05" for i in range(8)]
 RAMP = [f"#06{i:02x}06" for i in range(101)]  # from the first task's colour to the last task's, in percent
+VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--line)", PAPER: "var(--card)"}
+VARIABLES |= {colour: f"var(--c{i})" for i, colour in enumerate(SERIES)}
+VARIABLES |= {colour: f"color-mix(in oklab, var(--last) {i}%, var(--first))" for i, colour in enumerate(RAMP)}
 STYLES = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5))]  # lines differ in style too, not only in colour
 MARKERS = ["o", "s", "D", "^", "v", "P", "X", "h"]
 SETTINGS: dict[str, Any] = {
     "font.size": 8.5,
-    "text.color": INK,
+    "legend.fontsize": 8,
     "text.parse_math": False,  # a name may contain a dollar sign
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("text.color", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "ytick.minor.size"), 0),
     "axes.axisbelow": True,
     "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "legend.fontsize": 8,
     "svg.fonttype": "none",
     "svg.hashsalt": "stella",
 }
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
+def styled(draw: F) -> F:
     """Decorate a function that draws: it uses SETTINGS, and nothing else does."""
-
-    @wraps(draw)
-    def inner(*args: P.args, **kwargs: P.kwargs) -> T:
-        with matplotlib.rc_context(SETTINGS):
-            return draw(*args, **kwargs)
-
-    return inner
+    decorated: F = matplotlib.rc_context(SETTINGS)(draw)
+    return decorated
 
 
 def new_figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
@@ -71,12 +58,6 @@ def to_svg(figure: Any, label: str) -> Markup:
     box = re.search(r'viewBox="([^"]+)"', text)
     assert box is not None
     text = f'<svg viewBox="{box[1]}" role="img" aria-label="{escape(label)}">{text[text.index(">") + 1 :]}'
-    for colour, value in _colours():
+    for colour, value in VARIABLES.items():
         text = text.replace(colour, value)
     return Markup(text)
-
-
-def _colours() -> Iterable[tuple[str, str]]:
-    yield from ((INK, "var(--ink)"), (FAINT, "var(--faint)"), (GRID, "var(--line)"), (PAPER, "var(--card)"))
-    yield from ((colour, f"var(--c{i})") for i, colour in enumerate(SERIES))
-    yield from ((c, f"color-mix(in oklab, var(--last) {i}%, var(--first))") for i, c in enumerate(RAMP))

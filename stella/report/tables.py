@@ -24,12 +24,9 @@ CEILINGS = {  # lowest first
 def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None = None) -> Table:
     """A and F of each method over its finished runs, its slow weights below it; last, the ceilings."""
     table = _table("Retrieval after the last task", "method")
-    table.add_column("runs", justify="right", style="dim", no_wrap=True)
-    table.add_column("A ↑", justify="right", style="bold", no_wrap=True)
-    table.add_column("F ↓", justify="right", no_wrap=True)
-    for direction in DIRECTIONS.values():
-        table.add_column(f"{direction} A", justify="right", no_wrap=True)
-        table.add_column(f"{direction} F", justify="right", no_wrap=True)
+    styles = {"runs": "dim", "A ↑": "bold", "F ↓": ""}
+    for heading in (*styles, *(f"{direction} {figure}" for direction in DIRECTIONS.values() for figure in "AF")):
+        table.add_column(heading, justify="right", style=styles.get(heading, ""), no_wrap=True)
     for one in (version for group in groups for version in group.versions):
         by_direction = (one.spread(direction, figure).short for direction in DIRECTIONS for figure in "AF")
         table.add_row(Text(one.label), one.progress, str(one.spread("A")), str(one.spread("F")), *by_direction)
@@ -49,11 +46,11 @@ def accuracy_table(run: RunRecord) -> Table:
     table = _table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
     for name in run.tasks:
         table.add_column(Text(name), justify="right", overflow="fold")
-    for version in (run, run.slow):
-        if version is not run and version is not None:
+    for version in filter(None, (run, run.slow)):
+        if version is not run:
             table.add_section()
             table.add_row(Text("slow weights", style="italic"))
-        for line in version.evaluations if version else ():
+        for line in version.evaluations:
             if line["task"] >= 0:
                 cells = [(f"{value:z.1f}", i <= line["task"]) for i, value in enumerate(mean_recall(line))]
                 learnt = [Text(value, style="" if seen else "dim") for value, seen in cells]
@@ -107,6 +104,17 @@ def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
         "over median elsewhere."
     )
     return table
+
+
+def classes_line(measures: Mapping[str, Any]) -> str:
+    """Class-level retrieval and nearest neighbours in a sentence or two."""
+    recall, knn = measures["recall"], measures["knn"]
+    found = ", ".join(f"{name} {recall[direction]['1']:.1f}%" for direction, name in DIRECTIONS.items())
+    return (
+        f"{measures['classes']} classes. The first clip found is of the right class: {found} (its own pair left out). "
+        f"Class by the vote of nearest neighbours: by sound {knn['a']:.1f}%, by picture {knn['v']:.1f}%, "
+        f"by both {knn['av']:.1f}%; the largest class has {measures['majority']:.1f}%."
+    )
 
 
 def ceilings_line(ceilings: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from stella import methods
 from stella.config import build
 from stella.errors import ConfigError, StellaError
 from stella.memory import bytes_per_clip, capacity_for
-from stella.methods import METHODS, Method
+from stella.methods import Method
 from stella.model import weights
 from stella.model.cav import CAV
 from stella.runs.config import RunConfig, machine, model_config
@@ -17,9 +17,7 @@ from stella.train.device import free_bytes
 
 def check(config: RunConfig, started: bool = False) -> None:
     """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written."""
-    if config.method not in METHODS:
-        raise ConfigError(f"unknown method {config.method!r}; choose one of {', '.join(METHODS)}")
-    method = METHODS[config.method]
+    method = methods.find(config.method)
     if config.args and not fields(method.Config):
         unknown = ", ".join(f"args.{name}" for name in config.args)
         raise ConfigError(f"unknown key {unknown}: {config.method} takes no arguments; leave it out")
@@ -27,7 +25,7 @@ def check(config: RunConfig, started: bool = False) -> None:
     method.check(sizes, own, config.objective)
     if config.model.weights and not started:
         weights.check_fits(config.model.weights, sizes)
-    columns = method.columns(sizes, own)
+    columns = method.stored_columns(sizes, own, config.memory)
     device = machine(config.train).device
     if columns is not None:
         capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)

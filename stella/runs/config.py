@@ -1,6 +1,7 @@
 """The configuration of a run: everything that its result depends on."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from stella.config import build
@@ -47,7 +48,7 @@ class EvaluateConfig:
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0  # of initial weights, order, augmentation, masks and memory; data.seed is another
-    method: str = "stella"  # a name from `stella methods`
+    method: str = "stella"  # a name from `stella methods`, or FILE.py:CLASS with a method of your own
     args: dict[str, Any] = field(default_factory=dict)  # hyper-parameters of the method
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=ScenesConfig)
@@ -82,25 +83,21 @@ def _open_sizes(config: RunConfig) -> bool:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """The configuration with derived values filled in: sizes, the stream's seed and its workers."""
-    config, from_data = with_weights(config)
-    m = config.model
-    if m.frames not in (None, from_data.frames):
-        raise ConfigError(f"model.frames={m.frames} but the clips have {from_data.frames}; leave model.frames out")
-    model = replace(
-        m,
-        image_size=from_data.pixels if m.image_size is None else m.image_size,
-        spec_frames=from_data.spec_frames if m.spec_frames is None else m.spec_frames,
-        frames=from_data.frames if m.frames is None else m.frames,
-    )
-    sized = replace(config, model=model)
+    """The configuration with derived values filled in: sizes, absolute paths, the stream's seed and its workers."""
+    own_file = ".py:" in config.method
+    method = str(Path(config.method).absolute()) if own_file else config.method
+    config, data = with_weights(replace(config, data=config.data.absolute(), method=method))
+    model = config.model
+    if model.frames not in (None, data.frames):
+        raise ConfigError(f"model.frames={model.frames} but the clips have {data.frames}; leave model.frames out")
+    sizes: dict[str, Any] = {"image_size": data.pixels, "spec_frames": data.spec_frames, "frames": data.frames}
+    unset = {name: size for name, size in sizes.items() if getattr(model, name) is None}
+    if model.weights and Path(model.weights).exists():
+        unset["weights"] = str(Path(model.weights).absolute())
+    sized = replace(config, model=replace(model, **unset))
     c = model_config(sized)
-    follows: dict[str, Any] = {
-        "size": c.image_size,
-        "spec_frames": c.spec_frames,
-        "mels": c.mel_bins,
-        "seed": config.seed,
-    }
+    follows: dict[str, Any] = {"size": c.image_size, "spec_frames": c.spec_frames, "mels": c.mel_bins}
+    follows["seed"] = config.seed
     for name, value in follows.items():
         given = getattr(config.stream, name)
         if given not in (value, getattr(StreamConfig, name)):

@@ -14,7 +14,6 @@ from stella.train.device import Runtime
 
 def environment(run: Runtime) -> dict[str, Any]:
     """Facts of this machine and checkout, for environment.json."""
-    gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
     return {
         **_checkout(),
         "python": platform.python_version(),
@@ -23,7 +22,7 @@ def environment(run: Runtime) -> dict[str, Any]:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None,
         "precision": "float32" if run.autocast_to is None else str(run.autocast_to).removeprefix("torch."),
     }
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from stella.config import build, lay, to_tree
+from stella.clip import Device
+from stella.config import build, overridden, to_tree
 from stella.data.skipped import Skipped
+from stella.data.tasks import FilesConfig, Tasks
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
@@ -39,26 +41,29 @@ def evaluate_weights(
     if ours:  # the data take the model's sizes where they are not given
         sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
         tree["model"] = {"weights": str(file), **sizes}
-    for value in values:
-        lay(tree, value)
-    config = settle(build(RunConfig, tree))
+    config = settle(build(RunConfig, overridden(tree, values)))
     machine = runtime(config.train.device, config.train.precision)
     loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
-    tasks = config.data.eval_tasks(machine.device)
+    tasks, which = _tasks(config, values, folder, machine.device)
     if console is not None:
         clips = sum(len(source) for _, source in tasks)
-        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks", "dim")
+        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
     stream = replace(config.stream, batch_size=config.evaluate.batch)
     avm = None if loaded.avm is None else loaded.avm.to(machine.device)
-    skipped = Skipped()
-    found = evaluate_tasks(
-        loaded.model.to(machine.device),
-        avm,
-        tasks,
-        stream,
-        machine.device,
-        config.seed,
-        machine.autocast,
-        skipped=skipped,
-    )
+    skipped, place = Skipped(), machine.device
+    found = evaluate_tasks(loaded.model.to(place), avm, tasks, stream, place, config.seed, machine.autocast, skipped)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
+
+
+def _tasks(config: RunConfig, values: Sequence[str], folder: RunFolder | None, device: Device) -> tuple[Tasks, str]:
+    """The clips to evaluate on, and a phrase that says which: a data.path that is given means all its clips.
+
+    Of the folder that a run was trained on, it means the clips that were held out.
+    """
+    data, own = config.data, settle(stored_config(folder)).data if folder else None
+    if not isinstance(data, FilesConfig) or data.eval_path is not None:
+        return data.eval_tasks(device), ""
+    trained_on = isinstance(own, FilesConfig) and own.path == data.path
+    if any(value.startswith("data.path=") for value in values) and not trained_on:
+        return data.all_tasks(), f", all of {data.path}"
+    return data.eval_tasks(), f", held out of {data.path}"

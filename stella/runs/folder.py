@@ -22,6 +22,7 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
         self.speed = self.root / "speed.jsonl"
         self.skipped = self.root / "skipped.jsonl"
+        self.clips = self.root / "clips.csv"  # of runs on files
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"
         self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema

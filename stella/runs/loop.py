@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import build, differences, lay, merged, to_tree
+from stella.config import build, differences, merged, overridden, to_tree
 from stella.data.config import DataConfig
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
@@ -31,9 +31,11 @@ from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.runs.build import build_method, check
+from stella.runs.clips import keep_clips
 from stella.runs.config import FREE, RunConfig, inputs_of, machine, settle, stored_config
 from stella.runs.environment import environment, provenance
 from stella.runs.folder import RunFolder
+from stella.runs.plan import plan
 from stella.runs.progress import Board, Display
 from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints
@@ -79,23 +81,24 @@ def resume(
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     folder = RunFolder(run)
     stored_config(folder)
-    tree = folder.read_config()
-    if recipe:
-        tree = merged(tree, recipe)
-    for override in overrides:
-        lay(tree, override)
+    tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
-    old, new = to_tree(stored_config(folder)), to_tree(config)
+    if changed := _changed(to_tree(settle(stored_config(folder))), config):
+        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
+
+
+def _changed(old: dict[str, Any], config: RunConfig) -> list[str]:
+    """The keys on which results depend and whose values differ."""
+    new = to_tree(config)
     for key in FREE:
         table, name = key.split(".")
         if name in old[table] and name in new[table]:
             old[table][name] = new[table][name]
-    if changed := differences(old, new):
-        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
+    return differences(old, new)
 
 
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
@@ -110,9 +113,10 @@ class Run:
         self.config, self.folder, self.stop, self.console = config, folder, stop, console
         self.machine = machine(config.train)
         self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
-        state = self.checkpoints.load()
+        state = self._load()
         self.method = build_method(config, self.machine.device, initial=state is None)
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(self.machine.device))
+        keep_clips(folder.clips, self.tasks, self.eval_tasks)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         self.skipped = Skipped(folder.skipped)
         self.stream = Stream(shown, config.stream, self.machine.device, self.skipped)
@@ -127,8 +131,23 @@ class Run:
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
+        self._rates = 0  # recorded by this process
         self._written = 0  # skipped steps already in metrics.jsonl
         self._compiled = self.machine.seconds_compiling()
+
+    def _load(self) -> dict[str, Any] | None:
+        """The newest checkpoint. Refuses one of another run or configuration, and a run whose checkpoints are gone."""
+        state, root = self.checkpoints.load(), self.folder.root
+        if state is None:
+            if any(line["kind"] == "checkpoint" for line in read_lines(self.folder.speed)):
+                raise StellaError(f"the checkpoints of {root} are gone; restore them, or start a new run elsewhere")
+            return None
+        if changed := _changed(state.get("config", to_tree(self.config)), self.config):
+            raise StellaError(
+                f"the checkpoint in {self.folder.checkpoints} is of another run, or config.json was edited: "
+                f"{'; '.join(changed)}; restore them, or start a new run"
+            )
+        return state
 
     def go(self) -> RunResult:
         counters = self.trainer.counters
@@ -145,6 +164,10 @@ class Run:
                 self.display.say(f"started at {_where(earlier[0])}, resumed at {_where(self.environment)}")
             if self.machine.remark:
                 self.display.say(self.machine.remark)
+            if not counters.step:
+                memory, stream = self.method.memory, self.config.stream
+                for line in plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory):
+                    self.display.say(line)
             self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
             try:
                 self._evaluate_if_due()
@@ -209,18 +232,23 @@ class Run:
         self.speed.write({"kind": "step", **at, "clips_per_second": rate, "peak_bytes": peak})
         if loss is not None:
             self.display.losses({"loss": loss, **parts}, rate, peak)
+        self._say_time(rate)
         if self.board:
-            self.board.scalars(
-                {"loss": loss, **{f"loss/{k}": v for k, v in parts.items()}, "clips/s": rate}, at["step"]
-            )
+            curves = {"loss": loss, **{f"loss/{name}": part for name, part in parts.items()}, "clips/s": rate}
+            self.board.scalars(curves, counters.step)
+
+    def _say_time(self, rate: float) -> None:
+        """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
+        self._rates += 1
+        left = (self.trainer.steps - self.trainer.counters.step) * self.config.stream.batch_size / rate
+        if self._rates == 2 and left > 60:
+            self.display.say(f"about {left / 60:,.0f} minutes of training left at {rate:,.0f} clips/s")
 
     def _report_compiling(self) -> None:
         spent = self.machine.seconds_compiling()
-        if spent > self._compiled + 1:
-            self.display.say(f"compiled in {spent - self._compiled:.0f} s")
-            self.speed.write(
-                {"kind": "compiled", "step": self.trainer.counters.step, "seconds": spent - self._compiled}
-            )
+        if (seconds := spent - self._compiled) > 1:
+            self.display.say(f"compiled in {seconds:.0f} s")
+            self.speed.write({"kind": "compiled", "step": self.trainer.counters.step, "seconds": seconds})
             self._compiled = spent
 
     def _write_skipped(self) -> None:
@@ -294,6 +322,7 @@ class Run:
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
             "metrics_bytes": self.metrics.sync(),
+            "config": to_tree(self.config),
         }
         path = self.checkpoints.save(step, state)
         self._saved = time.monotonic()

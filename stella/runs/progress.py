@@ -19,12 +19,11 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
-class Display:
+class Display(Progress):
     """The progress bar of a run, as a context. `total` is the expected number of steps."""
 
     def __init__(self, console: Console, total: int, done: int) -> None:
-        self.console = console
-        self._bar = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
@@ -33,27 +32,20 @@ class Display:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total, completed=done, status="")
+        self._steps = self.add_task("", total=total, completed=done, status="")
         self._said = time.monotonic()
 
-    def __enter__(self) -> "Display":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
     def at(self, step: int, what: str) -> None:
-        self._bar.update(self._task, completed=step, description=what)
+        self.update(self._steps, completed=step, description=what)
 
     def losses(self, means: Mapping[str, float], clips_per_second: float, peak_bytes: int) -> None:
         """Show the loss, and its parts if the terminal is wide enough."""
         shown = means if self.console.width >= WIDE else {"loss": means["loss"]}
         parts = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
         status = f"{parts}  {clips_per_second:.0f} clips/s  {peak_bytes / 1e9:.2f} GB"
-        self._bar.update(self._task, status=status)
-        if self._bar.disable and time.monotonic() - self._said > SILENCE:
-            task = self._bar.tasks[self._task]
+        self.update(self._steps, status=status)
+        if self.disable and time.monotonic() - self._said > SILENCE:
+            task = self.tasks[self._steps]
             self.say(f"{task.description}, step {task.completed:.0f} of {task.total:.0f}  {status}")
 
     def say(self, line: str) -> None:

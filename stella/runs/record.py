@@ -67,8 +67,8 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        """The method's name in tables; its key if this version does not have the method."""
-        return METHODS[self.method].title if self.method in METHODS else self.method
+        """The method's name in tables; its class or key if it is not one of this version's methods."""
+        return METHODS[self.method].title if self.method in METHODS else self.method.rpartition(":")[2]
 
     @property
     def seed(self) -> int:
@@ -162,8 +162,10 @@ class Group:
 
     def spread(self, *keys: str) -> Spread:
         """`spread("A")`, `spread("a2v", "1", "F")`, `spread("slow", "A")`: over the finished runs that define it."""
-        values = [_dig(run.summary, keys) for run in self.finished]
-        return Spread([value for value in values if value is not None])
+        found: list[Any] = [run.summary for run in self.finished]
+        for key in keys:
+            found = [each.get(key) for each in found if each is not None]
+        return Spread([value for value in found if value is not None])
 
 
 def group(runs: Iterable[RunRecord]) -> list[Group]:
@@ -216,13 +218,6 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
     return flat
-
-
-def _dig(tree: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    value: Any = tree
-    for key in keys:
-        value = value.get(key) if value else None
-    return value if isinstance(value, float) else None
 
 
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:

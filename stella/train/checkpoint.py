@@ -71,20 +71,12 @@ class Checkpoints:
     def _found(self) -> list[Path]:
         """Files named like a checkpoint, newest first."""
         named = [path for path in self.folder.glob("step-*.pt") if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
-        return sorted(named, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
+        return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
 
 
 def digest(path: Path) -> str:
     with path.open("rb") as file:
-        return _short(hashlib.file_digest(file, "sha256"))
-
-
-def _step(path: Path) -> int:
-    return int(path.stem.split("-")[1])
-
-
-def _short(hashed: "hashlib._Hash") -> str:
-    return hashed.hexdigest()[:16]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _compact(tree: Any) -> Any:
@@ -124,4 +116,4 @@ class _Writer:
 
     @property
     def digest(self) -> str:
-        return _short(self._hashed)
+        return self._hashed.hexdigest()[:16]

@@ -12,9 +12,9 @@ class TrainConfig:
     """The defaults are the paper's (Tab. 6)."""
 
     lr: float = 1e-4  # learning rate of Adam
-    beta1: float = 0.95
-    beta2: float = 0.999
-    weight_decay: float = 5e-7
+    beta1: float = 0.95  # Adam's decay of the mean gradient
+    beta2: float = 0.999  # Adam's decay of the mean squared gradient
+    weight_decay: float = 5e-7  # L2 penalty, added to the gradient
     warmup_steps: int = 0  # steps of linear warm-up
     decay: float = 0.0  # share of all steps, at the end, over which the learning rate falls to 0; not for streams
     accumulate: int = 1  # batches per step, equally weighted

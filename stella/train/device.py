@@ -31,7 +31,6 @@ class Runtime:
         return torch.autocast(self.device.type, self.autocast_to, enabled=self.autocast_to is not None)
 
     def seconds_compiling(self) -> float:
-        """Seconds this process has spent compiling."""
         return seconds_compiling() if self.compile else 0.0
 
     def reserved_bytes(self) -> int:
@@ -47,10 +46,7 @@ class Runtime:
 
 
 def runtime(
-    device: str = "auto",
-    precision: Precision = "auto",
-    compile: Compile = "off",
-    activations: Activations = "products",
+    device: str = "auto", precision: Precision = "auto", compile: Compile = "off", activations: Activations = "products"
 ) -> Runtime:
     """`auto` means: a GPU if there is one, with bfloat16 and compiled parts; float32 and plain code on a CPU."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
@@ -134,16 +130,12 @@ def free_bytes(device: torch.device | str) -> int:
 
 def _free_ram(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
     """Linux's estimate of available RAM (elsewhere: all RAM), and no more than a container's limit leaves."""
-    estimate = _numbers(meminfo)
-    free = estimate["MemAvailable"] * 1024 if "MemAvailable" in estimate else _physical_ram()
+    estimate, all_ram = _numbers(meminfo), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = estimate["MemAvailable"] * 1024 if "MemAvailable" in estimate else all_ram
     limit, used = _numbers(group / "memory.max"), _numbers(group / "memory.current")
     if limit and used:
         free = min(free, limit[""] - used[""] + _numbers(group / "memory.stat").get("inactive_file", 0))
     return free
-
-
-def _physical_ram() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(file: Path) -> dict[str, int]:

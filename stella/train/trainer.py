@@ -128,6 +128,8 @@ class Trainer:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(batches) > 1:
             torch._foreach_div_(gradients, float(len(batches)))
+        with torch.no_grad():
+            self.method.before_step()
         self._names = list(computed[0].parts)
         parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
         finite = torch.stack([*parts, get_total_norm(gradients)]).isfinite()
@@ -150,12 +152,9 @@ class Trainer:
             method.after_step()
         for buffer, old in zip(method.buffers(recurse=False), before, strict=True):
             buffer.copy_(torch.where(taken, buffer, old))
-        for slow in self._slow_weights():
-            slow.follow(method.model, taken)
-
-    def _slow_weights(self) -> list[SlowWeights]:
-        own = [module for module in self.method.modules() if isinstance(module, SlowWeights)]
-        return own if self.slow is None else [*own, self.slow]
+        for slow in (*method.modules(), self.slow):
+            if isinstance(slow, SlowWeights):
+                slow.follow(method.model, taken)
 
     def settle(self, wait: bool = True) -> None:
         """Record which steps were skipped: all of them, or without `wait` those already known."""

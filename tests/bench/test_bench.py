@@ -5,9 +5,13 @@ import gzip
 import io
 import json
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +19,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stella.bench import measure as measure_module
+from stella.bench import profile as profile_module
+from stella.bench import turns as turns_module
 from stella.bench.measure import measure
-from stella.bench.profile import operators_table, profile
+from stella.bench.profile import Operator, profile_all
 from stella.bench.rows import COLUMNS, Row, rows_table, write_rows
 from stella.bench.steps import make_trainer, settle_draws
-from stella.bench.turns import Turn, one_after_the_other
+from stella.bench.turns import one_after_the_other
 from stella.cli import app
 from stella.config import resolve
 from stella.data.pack import pack
@@ -55,33 +61,38 @@ def test_work_is_counted_as_it_is_done(rows: dict[str, Row]) -> None:
     assert rows["stella"].gflop_per_clip > rows["finetune"].gflop_per_clip
 
 
-def test_batches_that_are_accumulated_count(rows: dict[str, Row]) -> None:
+def test_batches_that_are_accumulated_count_and_a_slow_step_does_not(
+    rows: dict[str, Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The median: 8 clips in the usual 2 ms."""
+    monkeypatch.setattr(measure_module, "step_times", lambda *_: [2.0, 2.0, 99.0])
     values = [*SIZES, "method=finetune", "stream.batch_size=4", "train.accumulate=2"]
     twice = measure(resolve(RunConfig, None, values), steps=3)
-    assert twice.clips_per_second == pytest.approx(8e3 / twice.ms)
+    assert (twice.clips_per_second, twice.ms, twice.ms_p90) == (4000, 2, 99)
     assert twice.gflop_per_clip == pytest.approx(rows["finetune"].gflop_per_clip)
 
 
-def test_a_slow_step_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median: 4 clips in the usual 2 ms."""
-    monkeypatch.setattr(measure_module, "step_times", lambda *_: [2.0, 2.0, 99.0])
-    found = row("finetune")
-    assert (found.clips_per_second, found.ms, found.ms_p90) == (2000, 2, 99)
+def test_a_profile_lists_operators_and_writes_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Operator] = []
 
+    def here(function: Callable[..., list[Operator]], jobs: Mapping[str, Any], processes: int) -> Iterator[Any]:
+        for name, job in jobs.items():
+            found.extend(function(*job))
+            yield name, found
 
-def test_a_profile_lists_operators_and_writes_a_trace(tmp_path: Path) -> None:
+    monkeypatch.setattr(profile_module, "one_after_the_other", here)
     config = resolve(RunConfig, None, [*SIZES, "method=er", "stream.batch_size=4"])
-    trace = tmp_path / "traces" / "er.json.gz"
-    found = profile(config, trace)
+    console = Console(width=100, record=True, file=io.StringIO())
+    profile_all({"er, [red]batch 4[/]": config}, tmp_path / "traces", None, console)
     assert [each.ms for each in found] == sorted((each.ms for each in found), reverse=True)
     assert sum(each.share for each in found) == pytest.approx(1) and found[0].calls > 0
     assert any("mm" in each.name for each in found[:10])
+    [trace] = (tmp_path / "traces").iterdir()
+    assert trace.name == "er-red-batch-4-.json.gz"
     with gzip.open(trace) as file:
         assert any("mm" in event.get("name", "") for event in json.load(file)["traceEvents"])
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(operators_table("er [red]4[/]", found[:3]))
     shown = " ".join(console.export_text().split())
-    assert found[0].name in shown and "er [red]4[/]" in shown
+    assert found[0].name in shown and "Where the time of a step goes: er, [red]batch 4[/]" in shown
 
 
 def test_rows_are_appended_with_what_made_them(rows: dict[str, Row], tmp_path: Path) -> None:
@@ -146,30 +157,22 @@ def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> 
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "rows.csv"
-    monkeypatch.chdir(tmp_path)
-    values = ["--methods", "finetune", "--batches", "2,2", "--steps", "2", "--out", str(out), "--profile"]
-    done = CliRunner().invoke(app, ["bench", *SIZES, *values], catch_exceptions=False)
-    assert done.exit_code == 0 and "finetune, batch 2:" in done.output
-    assert out.read_text().count("\n") == 2
-    assert "Where the time of a step goes: finetune, batch 2" in done.output
-    assert (tmp_path / "profile" / "finetune-batch-2.json.gz").exists()
-
-
-def test_the_command_feeds_from_packed_clips(tmp_path: Path) -> None:
-    out, clips = tmp_path / "rows.csv", tmp_path / "clips"
+    """Each row in a process of its own, from packed clips; one that fails is told."""
+    out, clips, profiled = tmp_path / "rows.csv", tmp_path / "clips", list[str]()
+    monkeypatch.setattr(profile_module, "profile_all", lambda configs, *_: profiled.extend(configs))
     pack(Scenes("task1", "train", 12), clips, pixels=32, spec_frames=64, size=32, workers=1, progress=False)
-    feed = ["--packed", str(clips), "--out", str(out)]
-    values = ["bench", *SIZES, "--methods", "er", "--batches", "5,48", "--steps", "2", *feed]
+    feed = ["--packed", str(clips), "--out", str(out), "--profile"]
+    values = ["bench", *SIZES, "--methods", "er", "--batches", "5,48,5", "--steps", "2", *feed]
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 1 and "er, batch 5:" in done.output
     assert "er, batch 48 failed:" in done.output and "has 12 clips, fewer than a batch of 48" in done.output
-    assert next(csv.DictReader(out.open()))["feed"] == "packed"
+    assert [(line["batch"], line["feed"]) for line in csv.DictReader(out.open())] == [("5", "packed")]
+    assert profiled == ["er, batch 5", "er, batch 48"]
     with pytest.raises(ConfigError, match=r"other sizes than the model's; set model.image_size=32 model.spec"):
         make_trainer(resolve(RunConfig, None, [*SIZES, "model.image_size=48"]), clips)
 
 
-def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
+def _alone_for_a_while(name: str, alone: AbstractContextManager[None]) -> tuple[float, float]:
     if name == "fails":
         raise ValueError(name)
     with alone:
@@ -178,8 +181,9 @@ def _alone_for_a_while(name: str, alone: Turn) -> tuple[float, float]:
         return began, time.monotonic()
 
 
-def test_processes_that_start_together_measure_one_at_a_time() -> None:
+def test_processes_that_start_together_measure_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where one of them fails before its turn: the others do not wait for it."""
+    monkeypatch.setattr(turns_module, "get_context", lambda _: get_context("fork"))  # quicker to start
     jobs = {name: (name,) for name in ("one", "fails", "two")}
     found = dict(one_after_the_other(_alone_for_a_while, jobs, processes=3))
     assert list(found) == list(jobs) and isinstance(found.pop("fails"), ValueError)

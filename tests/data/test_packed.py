@@ -320,11 +320,11 @@ def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
 def test_a_configuration_finds_tasks_sizes_and_what_is_set_aside(tmp_path: Path) -> None:
     packed(tmp_path / "p", [("b", Videos(20, "b")), ("a", Videos(10, "aa"))])
     packed(tmp_path / "e", [("b", Videos(3, "bbb")), ("a", Videos(3, "aaaa"))])
-    config = PackedConfig(path=str(tmp_path / "p"))
+    config = PackedConfig(path=str(tmp_path / "p"), eval_share=0.4)
     assert config.inputs() == derived(16, 24, 2)
     train, evaluate = config.train_tasks(), config.eval_tasks()
-    assert [(name, len(s)) for name, s in train] == [("a", 7), ("b", 14)]
-    assert [(name, len(s)) for name, s in evaluate] == [("a", 3), ("b", 6)]
+    assert [(name, len(s)) for name, s in train] == [("a", 6), ("b", 9)]
+    assert [(name, len(s)) for name, s in evaluate] == [("a", 4), ("b", 11)]
     assert all(isinstance(s, ArraySource) for _, s in (*train, *evaluate))
     assert len({s[i].id for _, s in (*train, *evaluate) for i in range(len(s))}) == 30
     apart = replace(config, eval_path=str(tmp_path / "e"), tasks=("b", "a"))

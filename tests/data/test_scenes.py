@@ -24,6 +24,11 @@ from stella.media.fbank import fbank
 CPU = torch.device("cpu")
 
 
+def test_the_class_of_a_clip_is_that_of_its_labels() -> None:
+    scenes = Scenes("task2", "eval", 9)
+    assert [scenes.class_of(i) for i in range(9)] == [scenes[i].labels.name for i in range(9)]
+
+
 def test_the_table_of_classes_is_whole() -> None:
     assert len(classes("base")) >= 12
     assert [len(classes(task)) for task in TASKS] == [4] * 6

@@ -4,14 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 import stella
-from stella.clip import labels_of
+from stella.clip import Labels, Origin, labels_of
 from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import TASKS, Scenes, ScenesConfig
 from stella.data.shards import ShardsConfig
+from stella.data.tasks import natural, recording_of
 from stella.errors import ConfigError, StellaError
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig
@@ -58,25 +61,81 @@ def clips(source: Any) -> list[int]:
 
 
 def test_a_folders_tasks_are_those_of_its_labels(folder: Callable[..., FolderConfig]) -> None:
-    config = folder(["b", "a"] * 30)
+    config = folder(["b", "a"] * 30, eval_share=0.3)
     train, evaluate = config.train_tasks(), config.eval_tasks()
     assert [name for name, _ in train] == [name for name, _ in evaluate] == ["a", "b"]
     for (name, shown), (_, held_out) in zip(train, evaluate, strict=True):
-        assert (len(shown), len(held_out)) == (20, 10)
+        assert len(held_out) >= 2
         assert sorted(clips(shown) + clips(held_out)) == [i for i in range(60) if "ba"[i % 2] == name]
         assert labels_of(shown, [0])[0].task == name
     assert [name for name, _ in replace(config, tasks=("b", "a")).train_tasks()] == ["b", "a"]
-    [(name, source)] = folder([""] * 60).train_tasks()  # without tasks it is one
-    assert (name, len(source)) == ("all", 50)
+    unlabelled = folder([""] * 60, eval_share=0.3)  # without tasks it is one
+    [(name, source)] = unlabelled.train_tasks()
+    assert name == "all" and len(source) + len(unlabelled.eval_tasks()[0][1]) == 60
+
+
+def test_folders_are_tasks_in_natural_order(tmp_path: Path) -> None:
+    for name in ("task10", "task2", "task2/part b", "Task1"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(12):
+            (tmp_path / name / f"{number}.mp4").touch()
+    config = FolderConfig(path=str(tmp_path), tasks_from="folders", eval_share=0.4)
+    assert [name for name, _ in config.train_tasks()] == ["Task1", "task2", "task2/part b", "task10"]
+    assert {labels_of(source, [0])[0].task for _, source in config.eval_tasks()} == set(dict(config.train_tasks()))
+    assert labels_of(dict(config.train_tasks())["task2/part b"], [0])[0].name == "part b"
+    (tmp_path / "loose.mp4").touch()
+    with pytest.raises(StellaError, match=r"loose.mp4 is in no sub-folder, so it has no task; move it into one"):
+        config.train_tasks()
+
+
+@given(st.lists(st.text(max_size=6)))
+def test_natural_order_is_an_order_of_any_names(names: list[str]) -> None:
+    assert sorted(sorted(names, key=natural, reverse=True), key=natural) == sorted(names, key=natural)
 
 
 def test_an_evaluation_set_that_is_given_is_never_cut(folder: Callable[..., FolderConfig]) -> None:
     given = folder(["a", "b"] * 20, ["a"] * 7 + ["b"] * 9, eval_clips=5)
     assert [len(source) for _, source in given.train_tasks()] == [20, 20]  # and nothing is held out
     assert [clips(source) for _, source in given.eval_tasks()] == [list(range(7)), list(range(7, 16))]
-    held_out = replace(given, eval_path=None)
-    assert [len(source) for _, source in held_out.train_tasks()] == [15, 15]
+    held_out = replace(given, eval_path=None, eval_share=0.5)
     assert [len(source) for _, source in held_out.eval_tasks()] == [5, 5]
+    assert sum(len(source) for _, source in held_out.train_tasks()) < 30  # what is not evaluated is not trained on
+
+
+@given(st.lists(st.text("abc/", min_size=1), min_size=40, max_size=60, unique=True), st.data())
+def test_a_clip_stays_on_its_side_whatever_else_arrives(files: list[str], data: st.DataObject) -> None:
+    ids = [f"{file}.mp4@{second}.000" for file in files for second in (0, 10)]  # two clips of each recording
+    some = data.draw(st.lists(st.sampled_from(ids), min_size=30, unique=True))
+    try:
+        before, after = sides(some), sides(ids)
+    except StellaError:  # too few on one side
+        return
+    assert {id: before[id] for id in some} == {id: after[id] for id in some}
+    assert all(after[f"{file}.mp4@0.000"] == after[f"{file}.mp4@10.000"] for file in files)
+
+
+def sides(ids: list[str]) -> dict[str, str]:
+    """Whether each clip is trained on or evaluated."""
+
+    class Listed:
+        root = Path()
+
+        def __len__(self) -> int:
+            return len(ids)
+
+        def labels(self, index: int) -> Labels:
+            return Labels()
+
+        def origin(self, index: int) -> Origin:
+            return Origin(ids[index], recording_of(ids[index]))
+
+    class Config(FolderConfig):
+        def open(self, evaluation: bool = False) -> Any:
+            return Listed()
+
+    config = Config(path="x", eval_share=0.3, eval_clips=1000)
+    made = {"train": config.train_tasks()[0][1], "evaluate": config.eval_tasks()[0][1]}
+    return {ids[index]: side for side, view in made.items() for index in clips(view)}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +143,7 @@ def test_an_evaluation_set_that_is_given_is_never_cut(folder: Callable[..., Fold
     [
         (["a", "", "b"] * 10, {}, r"10 of 30 clips in .*videos have no task .*data\.tasks"),
         (["a", "", "b"] * 10, {"tasks": ("c",)}, "no clips of task c; its tasks are a, b"),
-        (["a"] * 9, {}, r"task a has 9 clips.*data\.eval_path"),
+        (["a"] * 9, {"eval_share": 0.999999}, "holds out 9 of 9 clips"),
         (["a", "b"] * 10, {"evaluation": ["b"] * 20}, "eval_path=.*evaluation has no clips of task a"),
     ],
 )
@@ -92,7 +151,15 @@ def test_what_a_folder_lacks_is_told(folder: Any, videos: list[str], more: dict[
     with pytest.raises(StellaError, match=says):
         folder(videos, **more).eval_tasks()
     if "" in videos:
-        assert len(folder(videos, tasks=("a",)).train_tasks()) == 1
+        assert len(folder(videos, tasks=("a",), eval_share=0.3).train_tasks()) == 1
+
+
+def test_a_share_that_holds_out_too_few_is_refused_with_one_that_does_not(folder: Any) -> None:
+    config = folder(["a"] * 20, eval_share=0.001)
+    with pytest.raises(StellaError, match=r"0 of 20 clips of task a; set data.eval_share=[\d.]+,") as refused:
+        config.train_tasks()
+    better = float(str(refused.value).split("set data.eval_share=")[1].split(",")[0])
+    assert 5 <= len(replace(config, eval_share=better).eval_tasks()[0][1]) <= 10
 
 
 @pytest.mark.parametrize(

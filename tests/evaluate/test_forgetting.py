@@ -66,16 +66,6 @@ def test_summary_follows_the_formulas_in_loops() -> None:
     assert mean_accuracy(lines)[-1].mean() == pytest.approx(table["A"])
 
 
-def test_the_papers_averages_are_means_of_its_figures() -> None:
-    """STELLA, VGGSound, V→A: F 2.40, 4.84, 6.70 are reported with the average 4.65."""
-    figures = {"1": (5.30, 2.40), "5": (15.43, 4.84), "10": (21.47, 6.70)}
-    first = {k: [a + f, 0.0] for k, (a, f) in figures.items()}
-    last = {k: [a, a] for k, (a, _) in figures.items()}
-    lines = [{"task": t, "recall": {"a2v": row, "v2a": row}} for t, row in enumerate((first, last))]
-    assert summary(lines)["v2a"]["A"] == pytest.approx(14.07, abs=0.005)
-    assert summary(lines)["v2a"]["F"] == pytest.approx(4.65, abs=0.005)
-
-
 def test_a_run_of_one_shuffled_task_has_an_average_and_no_forgetting() -> None:
     lines = evaluations(np.random.default_rng(1), tasks=4, rows=1)
     table = summary(lines)

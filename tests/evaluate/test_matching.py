@@ -55,35 +55,35 @@ def mask_of(*boxes: tuple[int, int, int, int, int]) -> Tensor:
 def test_a_patch_is_inside_from_half_its_area_on() -> None:
     # Frame 0: patch 0 whole, patch 1 one column short of half; frame 1: patch 3 exactly half.
     mask = mask_of((0, 0, 16, 0, 23), (1, 16, 32, 16, 24))
-    found = regions(Labels(mask=mask), CONFIG)
-    assert found.inside.tolist() == [True, False, False, False, False, False, False, True]
-    assert found.outside.tolist() == [not x for x in found.inside.tolist()]
+    inside, outside = regions(Labels(mask=mask), CONFIG)
+    assert inside.tolist() == [True, False, False, False, False, False, False, True]
+    assert outside.tolist() == [not x for x in inside.tolist()]
 
 
 def test_only_frames_that_hold_an_event_count() -> None:
     mask = mask_of((0, 0, 16, 0, 16), (1, 0, 16, 0, 16))
     events = torch.zeros(10, dtype=torch.bool)
     events[7] = True  # the second of two frames is the middle of the second half: 0.75 of the clip
-    found = regions(Labels(mask=mask, events=events), CONFIG)
-    assert found.inside.tolist() == [False] * 4 + [True, False, False, False]
-    assert found.outside.tolist() == [False] * 4 + [False, True, True, True]
+    inside, outside = regions(Labels(mask=mask, events=events), CONFIG)
+    assert inside.tolist() == [False] * 4 + [True, False, False, False]
+    assert outside.tolist() == [False] * 4 + [False, True, True, True]
 
 
 def test_masks_are_cropped_as_the_clips_are() -> None:
     wide = torch.zeros(2, 32, 64, dtype=torch.bool)
     wide[:, :16, 16:32] = True  # the middle square begins at column 16
-    assert regions(Labels(mask=wide), CONFIG).inside.tolist() == [True, False, False, False] * 2
+    assert regions(Labels(mask=wide), CONFIG)[0].tolist() == [True, False, False, False] * 2
     large = torch.zeros(2, 64, 64, dtype=torch.bool)
     large[:, :32, :32] = True
-    assert regions(Labels(mask=large), CONFIG).inside.tolist() == [True, False, False, False] * 2
+    assert regions(Labels(mask=large), CONFIG)[0].tolist() == [True, False, False, False] * 2
 
 
 def test_events_of_scenes_fall_on_the_frames_in_which_the_object_acts() -> None:
     """Two of the four slots of a scene sound, and each slot has its frame."""
     config = CAVConfig(image_size=96, spec_frames=256)
     for index in range(8):
-        found = regions(Scenes("task2", "eval", 8)[index].labels, config)
-        per_frame = (found.inside | found.outside).view(4, -1)
+        inside, outside = regions(Scenes("task2", "eval", 8)[index].labels, config)
+        per_frame = (inside | outside).view(4, -1)
         assert per_frame.all(1).sum() == 2 and per_frame.any(1).sum() == 2
 
 

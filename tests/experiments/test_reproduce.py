@@ -277,7 +277,7 @@ def test_processes_side_by_side_share_a_folder(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text(json.dumps({"kind": "end", "A": 1.0, "F": None, "clips": 1, **figures}) + "\n")
 
     def again_and_again() -> None:
-        for _ in range(60):
+        for _ in range(20):
             show("table1", collect(tmp_path), Console(file=io.StringIO()))
 
     several = [get_context("fork").Process(target=again_and_again) for _ in range(3)]

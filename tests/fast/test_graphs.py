@@ -18,10 +18,12 @@ from stella.train.trainer import Trainer
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def trained(name: str, *, graph: bool, compile: str = "off", precision: str = "float32", clips: int = 40) -> Trainer:
+def trained(
+    name: str, *more: str, graph: bool, compile: str = "off", precision: str = "float32", clips: int = 40
+) -> Trainer:
     """Short last batches, a memory that is filled on the way, more than one shape."""
     settings = f"train.graph={str(graph).lower()}", f"train.compile={compile}", f"train.precision={precision}"
-    config = settle(quick(name, *settings, "train.device=cuda", "memory.clips=9"))
+    config = settle(quick(name, *settings, "train.device=cuda", "memory.clips=9", *more))
     config = replace(config, stream=replace(config.stream, epochs=5))
     machine = runtime("cuda", config.train.precision, config.train.compile)
     stream = Stream([("one", Noise(0, clips)), ("two", Noise(1, clips + 1))], config.stream, machine.device)
@@ -32,9 +34,12 @@ def trained(name: str, *, graph: bool, compile: str = "off", precision: str = "f
     return trainer
 
 
+@pytest.mark.parametrize("more", [(), ("memory.codec=dct",)], ids=["", "codec"])
 @pytest.mark.parametrize("name", METHODS)
-def test_replayed_steps_are_the_same_steps(name: str) -> None:
-    plain, replayed = trained(name, graph=False), trained(name, graph=True)
+def test_replayed_steps_are_the_same_steps(name: str, more: tuple[str, ...]) -> None:
+    if more and name == "gmed":
+        return  # refused
+    plain, replayed = trained(name, *more, graph=False), trained(name, *more, graph=True)
     assert replayed._compute._recorded, "no step was recorded"  # type: ignore[attr-defined]
     one, other = plain.state_dict(), replayed.state_dict()
     for key, value in one["method"].items():

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.small import outcome, quick, same, use_tasks
+from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from stella import files
 from stella.memory import Memory
 from stella.model import weights
@@ -61,7 +61,7 @@ def child(run: Path, minutes: float, place: str | None = None, call: int = 0) ->
     if pid := os.fork():
         return pid
     with pytest.MonkeyPatch.context() as patch:
-        use_tasks(patch)
+        use_tasks(patch, noise_tasks(("one", "two")))
         calls = 0
 
         def reached() -> None:
@@ -87,7 +87,7 @@ def undisturbed(run: Path) -> tuple[dict[str, int], float]:
     """Do the run; how often it passed each place, and how long it took."""
     counts: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        use_tasks(patch)
+        use_tasks(patch, noise_tasks(("one", "two")))
         for place in PLACES:
             hook(patch, place, lambda place=place: counts.update([place]))  # type: ignore[misc]
         began = time.monotonic()

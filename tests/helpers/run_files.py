@@ -1,6 +1,7 @@
 """Run folders as a run writes them, with made-up figures that look like an experiment."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def write_run(
     speed = [{"kind": "step", "step": s, "clips_per_second": 90.0 + s, "peak_bytes": 10**9 + s} for s in range(9)]
     _write_lines(path / "speed.jsonl", speed)
     return path
+
+
+def edit_config(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the configuration of a run that was written."""
+    config = json.loads((path / "config.json").read_text())
+    edit(config)
+    (path / "config.json").write_text(json.dumps(config))
 
 
 def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:

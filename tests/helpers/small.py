@@ -56,8 +56,9 @@ def outcome(run: Path) -> dict[str, Any]:
     """All that must not depend on how often a run was interrupted: weights, memory, metrics, optimiser, generators."""
     from stella.train.checkpoint import Checkpoints
 
+    state = Checkpoints(run / "checkpoints").load() or {}
     return {
         "metrics": (run / "metrics.jsonl").read_bytes(),
         "weights": load_file(run / "model.safetensors"),
-        "state": Checkpoints(run / "checkpoints").load(),
+        "state": {key: value for key, value in state.items() if key != "config"},
     }

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.method_toys import TOY, batch, batches, method, next_draw, train
+from helpers.method_toys import TOY, batch, method, next_draw, spy, train
 from torch import Tensor
 
 from stella.clip import Batch
 from stella.methods import Method
 from stella.model.avm import draw_pairs
-from stella.model.cav import Patches, Pretrained, Split
+from stella.model.cav import Pretrained, Split
 
 LA, LV, FREQ = TOY.patches_a, TOY.patches_v, TOY.grid_a[1]
 KA, KV = LA // 2, LV // 2
@@ -224,22 +224,15 @@ def test_the_module_is_trained_and_saved_with_the_method() -> None:
 # ---- what is trained on and what is stored
 
 
-def spy(one: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Patches, Patches, Split, Split]]:
-    calls: list[tuple[Patches, Patches, Split, Split]] = []
-    pretrain = one.model.pretrain
-    monkeypatch.setattr(one.model, "pretrain", lambda *args: calls.append(args) or pretrain(*args))
-    return calls
-
-
 @pytest.mark.parametrize("name", ["stella", "stella_plus", "random", "mats"])
 def test_a_fifth_of_all_patches_is_visible_and_the_rest_of_half_is_reconstructed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = method(name)
     train(one, [6])
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(6, 6))
-    a, v, split_a, split_v = calls[0]
+    a, v, split_a, split_v, _ = calls[0]
     for patches, split, kept, seen in ((a, split_a, KA, SEEN_A), (v, split_v, KV, SEEN_V)):
         assert split.visible.shape == (12, seen)
         assert split.masked.shape == (12, kept - seen)
@@ -250,57 +243,36 @@ def test_a_fifth_of_all_patches_is_visible_and_the_rest_of_half_is_reconstructed
 def test_ratios_may_differ_by_modality(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("stella_plus", keep_ratio_a=0.375, keep_ratio_v=0.625)
     train(one, [3])
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(3, 3))
     a, v, *_ = calls[0]
     assert (a.positions.shape, v.positions.shape) == ((6, 24), (6, 10))
 
 
-def test_stella_stores_clips_and_their_scores() -> None:
+def test_stella_stores_the_scores_of_its_clips() -> None:
     one = method("stella", clips=8)
-    first, second = batches([4, 4])
-    one.after_batch(first, one.loss(first))
-    losses = one.loss(second)
-    one.after_batch(second, losses)
+    train(one, [4, 4])
     rows = one.memory.state_dict()["rows"]
-    assert torch.equal(rows["video"], torch.cat([first.video, second.video]))
-    assert torch.equal(rows["audio"], torch.cat([first.audio, second.audio]).half())
-    torch.testing.assert_close(rows["importance_a"].sum(1), torch.ones(8))
-    torch.testing.assert_close(rows["importance_v"].sum(1), torch.ones(8))
-    assert not rows["correlation_a"][:4].any()  # the memory was empty
     for name, kappa in (("a", KA), ("v", KV)):
-        correlation = rows[f"correlation_{name}"][4:]
-        assert torch.equal((correlation > 0).sum(1), torch.full((4,), kappa))
-        assert torch.equal(rows[f"z_{name}"][4:], losses.rows[f"z_{name}"])
+        torch.testing.assert_close(rows[f"importance_{name}"].sum(1), torch.ones(8))
+        assert (rows[f"correlation_{name}"] > 0).sum(1).tolist() == [0] * 4 + [kappa] * 4  # first the memory was empty
 
 
-def test_stella_plus_stores_the_patches_it_trained_on_with_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = method("stella_plus", clips=6)
-    calls = spy(one, monkeypatch)
-    b = batch(6)
-    one.after_batch(b, one.loss(b))
-    rows = one.memory.state_dict()["rows"]
-    whole_a, whole_v = one.model.patches_a(b.audio), one.model.patches_v(b.video)
-    for i in range(6):
-        where_a, where_v = rows["positions_a"][i].long(), rows["positions_v"][i].long()
-        assert (len(set(where_a.tolist())), len(set(where_v.tolist()))) == (KA, KV)
-        assert torch.equal(rows["patches_a"][i], whole_a.values[i, where_a].half())
-        assert torch.equal(rows["patches_v"][i], whole_v.values[i, where_v])
-    assert torch.equal(calls[0][0].positions, rows["positions_a"].long())
-    assert torch.equal(calls[0][1].positions, rows["positions_v"].long())
-
-
-def test_stella_plus_trains_on_all_stored_patches_masked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stella_plus_stores_the_patches_it_trained_on_and_masks_them_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_contract: the patches stored are those at the positions stored."""
     one = method("stella_plus", clips=5)
+    calls = spy(monkeypatch, one.model)
     train(one, [5])
-    calls = spy(one, monkeypatch)
+    a, v, *_ = calls.pop()
+    assert torch.equal(a.positions, one.memory.state_dict()["rows"]["positions_a"].long())
+    assert torch.equal(v.positions, one.memory.state_dict()["rows"]["positions_v"].long())
     slots = [next_draw(one, 5)]
     one.loss(batch(5, 5))
     slots.append(next_draw(one, 5))
     one.loss(batch(5, 5))
     rows = one.memory.state_dict()["rows"]
     seen = []
-    for (a, v, split_a, _), order in zip(calls, slots, strict=True):
+    for (a, v, split_a, *_), order in zip(calls, slots, strict=True):
         assert torch.equal(a.positions[5:], rows["positions_a"][order].long())
         assert torch.equal(a.values[5:], rows["patches_a"][order].float())
         assert torch.equal(v.positions[5:], rows["positions_v"][order].long())
@@ -316,7 +288,7 @@ def test_memory_clips_are_selected_anew_by_their_stored_scores(monkeypatch: pyte
     importance = torch.full((2, LV), 1e-20)
     importance[:, 3:7] = 0.25
     one.memory.update(torch.arange(2), importance_v=importance, correlation_v=torch.zeros(2, LV))
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(2, 2))
     pruned = torch.zeros(2, LV)
     pruned[:, 3:7] = 1
@@ -335,7 +307,7 @@ def test_audio_is_kept_in_whole_time_steps_or_whole_mel_rows(
     audio: str, axis: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = method("stella", audio=audio, chunk=1, correlation=False)
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(3))
     for positions in calls[0][0].positions:
         kept = torch.zeros(LA, dtype=torch.bool).scatter(0, positions, True).view(TOY.grid_a)
@@ -344,31 +316,35 @@ def test_audio_is_kept_in_whole_time_steps_or_whole_mel_rows(
         assert kept.sum() == KA
 
 
+def test_video_is_kept_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("stella", video="blocks", correlation=False)
+    calls = spy(one, monkeypatch)
+    one.loss(batch(3))
+    for positions in calls[0][1].positions:  # a frame of these clips is one block
+        kept = torch.zeros(TOY.patches_v, dtype=torch.bool).scatter(0, positions, True).view(TOY.grid_v)
+        assert kept.flatten(1).all(1).sum() == 2 and kept.sum() == 8
+
+
 def test_audio_without_constraint_is_kept_patch_by_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("stella", audio="free", correlation=False)
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(3))
     kept = torch.zeros(3, LA).scatter(1, calls[0][0].positions, 1).view(3, *TOY.grid_a)
     assert ((kept.sum(1) % 8 != 0).any(1) & (kept.sum(2) % 8 != 0).any(1)).all()
 
 
-def test_without_correlation_nothing_is_pruned() -> None:
-    one = method("stella", correlation=False)
-    train(one, [4, 4])
-    losses = one.loss(batch(4, 8))
-    assert not losses.rows["correlation_a"].any() and not losses.rows["correlation_v"].any()
-
-
-def test_without_importance_patches_are_drawn_uniformly_but_still_pruned() -> None:
-    one, full = method("stella", importance=False), method("stella")
-    losses = []
-    for m in (one, full):
-        b = batch(4)
-        m.after_batch(b, m.loss(b))
-        losses.append(m.loss(batch(4, 4)).rows)
-    assert all((losses[0][f"importance_{m}"] == 1).all() for m in "av")
-    assert torch.equal(losses[0]["correlation_a"], losses[1]["correlation_a"])  # of what attention finds important
-    assert torch.equal(losses[0]["q_v"], losses[1]["q_v"])
+def test_without_correlation_nothing_is_pruned_and_without_importance_patches_are_drawn_uniformly() -> None:
+    found = []
+    for args in ({}, {"correlation": False}, {"importance": False}):
+        one, b = method("stella", **args), batch(4)
+        one.after_batch(b, one.loss(b))
+        found.append(one.loss(batch(4, 4)).rows)
+    full, unpruned, uniform = found
+    for m in "av":
+        assert torch.equal(unpruned[f"importance_{m}"], full[f"importance_{m}"])
+        assert not unpruned[f"correlation_{m}"].any() and (uniform[f"importance_{m}"] == 1).all()
+        assert torch.equal(uniform[f"correlation_{m}"], full[f"correlation_{m}"])  # of what attention finds important
+        assert torch.equal(uniform[f"q_{m}"], full[f"q_{m}"])
 
 
 def test_mats_keeps_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +354,7 @@ def test_mats_keeps_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     still[:, :, :, :16] = b.video[:, :, :, :16]  # the upper row of patches changes, the lower does not
     quiet = b.audio[:, :16].repeat(1, 8, 1)
     quiet[:, :, :64] = b.audio[:, :, :64]
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(Batch(still, quiet, b.ids))
     a, v, *_ = calls[0]
     assert torch.equal(v.positions.sort(1).values[0], torch.tensor([4 * t + i for t in range(4) for i in (0, 1)]))
@@ -387,7 +363,7 @@ def test_mats_keeps_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_random_keeps_every_patch_equally_often(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("random", clips=0)
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     with torch.no_grad():
         for _ in range(30):
             one.loss(batch(8))

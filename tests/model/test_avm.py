@@ -1,6 +1,5 @@
 """The matching module: what it computes, what it is trained on, and that the backbone never feels it."""
 
-import dataclasses
 import math
 
 import pytest
@@ -8,10 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stella import losses
-from stella.errors import ConfigError
 from stella.model.avm import AVM, Scored, draw_pairs, match, score
 from stella.model.cav import CAV, PRESETS, preset
 from stella.rng import generator
@@ -49,11 +46,6 @@ def test_is_3_18_percent_of_the_paper_backbone() -> None:
     module, whole = (sum(p.numel() for p in m.parameters()) for m in (ours, backbone))
     assert round(100 * module / whole, 2) == 3.18
     assert round((module + whole) / 1e6, 1) == 191.4
-
-
-def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ConfigError, match="heads=5 must divide dim=24"):
-        AVM(24, 5)
 
 
 def test_logits_are_the_plain_computation(avm: AVM) -> None:
@@ -97,12 +89,6 @@ def test_half_is_mismatched_and_no_clip_meets_its_own_video(batch: int, seed: in
     assert all(i != j for i, j in zip(audio, video, strict=True))
     if batch >= 4:
         assert sorted(audio) == sorted(video)  # permuted among themselves
-
-
-def test_pairs_follow_the_generator() -> None:
-    first, again, other = (draw_pairs(32, generator(s)).audio for s in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_every_clip_is_mismatched_about_half_of_the_time() -> None:
@@ -149,29 +135,6 @@ def test_no_gradient_reaches_the_backbone(model: CAV, avm: AVM) -> None:
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in avm.parameters())
 
 
-def test_the_loss_is_the_mean_over_both_kinds_of_pairs(model: CAV, avm: AVM) -> None:
-    s, pairs = scored(model, avm, 6), draw_pairs(6, generator(0))
-    out = match(model, avm, s, pairs)
-    torch.testing.assert_close(avm.loss(model, s, pairs), losses.matching(out.logits, out.labels).mean())
-
-
-def test_scoring_takes_no_gradient(model: CAV, avm: AVM) -> None:
-    s = scored(model, avm, 2)
-    tensors = [getattr(s, f.name) for f in dataclasses.fields(s) if f.name != "qk"] + list(vars(s.qk).values())
-    assert not any(t.requires_grad for t in tensors if t is not None)
-
-
-def test_needs_no_host_synchronisation() -> None:
-    """Tensors without values: reading one on the host would fail here."""
-    with FakeTensorMode() as mode:
-        model, avm = CAV(TOY), AVM(TOY.dim, 4)
-        audio, video = (mode.from_tensor(x.float()) for x in clips(5))
-        s = score(model, avm, model.patches_a(audio), model.patches_v(video))
-        out = match(model, avm, s, draw_pairs(5, generator(0)))
-        losses.matching(out.logits, out.labels).mean().backward()
-    assert out.logits.shape == (5,)
-
-
 def test_learns_to_tell_pairs_apart() -> None:
     """Audio and video that share a code: after some steps, unseen pairs are told apart."""
     torch.manual_seed(0)
@@ -213,18 +176,10 @@ def test_compiled_is_eager(model: CAV, avm: AVM, backend: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(compiled, list(avm.parameters())), expected, rtol=1e-7, atol=1e-9)
 
 
-# ---- cheaper scoring
-
-
-@pytest.mark.parametrize(
-    ("every", "video"),  # a model of 2 times × 8 mels, and 2 frames of 2 × 2 patches
-    [(2, [0, 0, 2, 2, 4, 4, 6, 6]), (3, [0, 0, 2, 2, 4, 4, 6, 6]), (100, [0, 0, 2, 2, 4, 4, 6, 6])],
-)
-def test_a_patch_that_is_left_out_has_its_neighbours_query_and_key(
-    every: int, video: list[int], model: CAV, avm: AVM
-) -> None:
-    """The patches looked at are scored as if there were no others."""
-    audio = [n - n % 8 % every for n in range(16)]
+@pytest.mark.parametrize("every", [2, 3, 100])
+def test_a_patch_that_is_left_out_has_its_neighbours_query_and_key(every: int, model: CAV, avm: AVM) -> None:
+    """The patches looked at, of 2 times × 8 mels and of 2 frames of 2 × 2, are scored as if there were no others."""
+    audio, video = [n - n % 8 % every for n in range(16)], [0, 0, 2, 2, 4, 4, 6, 6]
     sounds, pictures = clips(3)
     a, v = model.patches_a(sounds), model.patches_v(pictures)
     found = score(model, avm, a, v, every)

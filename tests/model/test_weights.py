@@ -343,8 +343,8 @@ def test_describe(tmp_path: Path) -> None:
     path = tmp_path / "ours.safetensors"
     save(path, model, avm, {"commit": "abc"})
     ours = describe(path)
-    assert (ours.format, ours.has_avm, ours.extra, ours.dtypes) == ("stella", True, {"commit": "abc"}, ["float64"])
-    assert ours.parameters == sum(p.numel() for m in (model, avm) for p in m.parameters())
+    assert (ours.format, ours.has_avm, ours.extra) == ("stella", True, {"commit": "abc"})
+    assert sum(t.numel() for t in ours.state.values()) == sum(p.numel() for m in (model, avm) for p in m.parameters())
     assert CAVConfig(**ours.sizes) == TOY
 
     theirs = describe(written(tmp_path, cav_mae()))
@@ -394,13 +394,6 @@ def test_every_tensor_counts(tmp_path: Path, make: Any) -> None:
             continue
         with pytest.raises(WeightsError, match="missing: "):
             load_into(written(tmp_path, {k: v for k, v in s.items() if k != name}), CAV(TOY))
-
-
-def test_other_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"pos_embed_a \(file \[6, 24\], model \[8, 24\]\)"):
-        load_into(written(tmp_path, cav_mae()), CAV(dataclasses.replace(TOY, spec_frames=64)))
-    with pytest.raises(WeightsError, match=r"missing: blocks_a\.3"):
-        load_into(written(tmp_path, cav_mae()), CAV(dataclasses.replace(TOY, depth=5, fusion_from=4)))
 
 
 def test_others_files_have_the_papers_sizes_unless_told_otherwise(tmp_path: Path, monkeypatch: Any) -> None:

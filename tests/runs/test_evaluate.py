@@ -1,10 +1,10 @@
 """`stella evaluate` repeats what a run measured after its last task, from its files alone."""
 
 import io
-import json
 from pathlib import Path
 
 import pytest
+from helpers.run_files import edit_config, write_run
 from helpers.small import quick
 from rich.console import Console
 
@@ -41,11 +41,9 @@ def test_the_slow_weights_of_a_run_can_be_evaluated(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    pretrain(quick("finetune", *SCENES), tmp_path, console=QUIET)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["data"]["pixels"] = 224  # a key of every source, once
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for refused in (lambda: evaluate_weights(str(tmp_path)), lambda: resume(tmp_path, console=QUIET)):
+    run = write_run(tmp_path / "run")
+    edit_config(run, lambda config: config["data"].update(pixels=224))  # a key of every source, once
+    for refused in (lambda: evaluate_weights(str(run)), lambda: resume(run, console=QUIET)):
         with pytest.raises(StellaError, match=r"was written by another version of stella \(data\.pixels .*start"):
             refused()
 

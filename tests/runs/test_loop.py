@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from stella.clip import Batch, Clip
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.experiments.results import row
-from stella.methods import METHODS, Losses, MemoryConfig
+from stella.methods import METHODS, Losses
 from stella.methods.finetune import Finetune
 from stella.model import weights
 from stella.model.avm import AVM
@@ -45,17 +46,18 @@ def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     use_tasks(monkeypatch)
 
 
+Whole = Callable[[str], RunResult]
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of an undisturbed run of a method, done once."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """An undisturbed run of a method, done once."""
 
     @cache
-    def done(method: str) -> Path:
-        run = tmp_path_factory.mktemp(method)
+    def done(method: str) -> RunResult:
         with pytest.MonkeyPatch.context() as patch:
             use_tasks(patch)
-            pretrain(quick(method), run, console=QUIET)
-        return run
+            return pretrain(quick(method), tmp_path_factory.mktemp(method), console=QUIET)
 
     return done
 
@@ -66,34 +68,30 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.joint])
-def test_every_method_runs_through(method: str, tmp_path: Path) -> None:
-    result = pretrain(quick(method), tmp_path, console=QUIET)
+def test_every_method_runs_through(method: str, whole: Whole) -> None:
+    result = whole(method)
     assert result.finished and result.exit_code == 0
-    evaluations = lines(tmp_path, "evaluation")
+    evaluations = lines(result.run, "evaluation")
     assert [(e["task"], e["step"]) for e in evaluations] == [(-1, 0), (0, 3), (1, 6), (2, 9)]  # 10, 11, 12 clips by 4
     for e in evaluations:
         assert e["tasks"] == ["one", "two", "three"]
         assert all(len(e["recall"][d][k]) == 3 for d in ("a2v", "v2a") for k in ("1", "5", "10"))
         assert len(e["modality_gap"]) == 3
-    steps = lines(tmp_path, "step")
+    steps = lines(result.run, "step")
     assert [s["step"] for s in steps] == [2, 3, 4, 6, 8, 9]  # every second, and the last of a task
     assert steps[-1]["clips"] == 33
     assert steps[-1]["loss"] == pytest.approx(sum(steps[-1]["parts"].values()))
-    [end] = lines(tmp_path, "end")
+    [end] = lines(result.run, "end")
     assert end == result.end and end["A"] is not None and end["F"] is not None
     assert result.evaluations == evaluations
 
 
-def test_the_memory_is_counted_by_task(tmp_path: Path) -> None:
-    result = pretrain(quick("er", "memory.clips=15"), tmp_path, console=QUIET)
-    counts = [e["memory_by_task"] for e in result.evaluations]
-    assert counts[:2] == [[0, 0, 0], [10, 0, 0]]
-    assert sum(counts[2]) == 15 and counts[2][2] == 0
-    assert sum(counts[3]) == 15
-    all_held = pretrain(quick("er", "memory.clips=40"), tmp_path / "all", console=QUIET)
-    assert all_held.evaluations[-1]["memory_by_task"] == [10, 11, 12]
-    finetune = pretrain(quick("finetune"), tmp_path / "other", console=QUIET)
-    assert {e["memory_by_task"] for e in finetune.evaluations} == {None}
+def test_the_memory_is_counted_by_task(tmp_path: Path, whole: Whole) -> None:
+    all_held = pretrain(quick("er", "memory.clips=40", "memory.codec=dct"), tmp_path, console=QUIET)
+    counts = [e["memory_by_task"] for e in all_held.evaluations]
+    assert counts == [[0, 0, 0], [10, 0, 0], [10, 11, 0], [10, 11, 12]]
+    assert [sum(e["memory_by_task"]) for e in whole("er").evaluations] == [0, 7, 7, 7]
+    assert {e["memory_by_task"] for e in whole("finetune").evaluations} == {None}
 
 
 def test_a_joint_method_sees_all_tasks_shuffled_and_is_evaluated_at_its_end(
@@ -111,28 +109,24 @@ def test_a_joint_method_sees_all_tasks_shuffled_and_is_evaluated_at_its_end(
     assert epochs[0] != epochs[1]
 
 
-def test_two_runs_of_one_configuration_are_equal_and_of_another_seed_are_not(
-    tmp_path: Path, whole: Callable[[str], Path]
-) -> None:
-    for seed in (0, 1):
-        pretrain(quick("stella", f"seed={seed}"), tmp_path / str(seed), console=QUIET)
-    assert same(outcome(tmp_path / "0"), outcome(whole("stella")))
-    assert not same(outcome(tmp_path / "0")["weights"], outcome(tmp_path / "1")["weights"])
-
-
-def test_a_run_says_what_its_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine lacks, and a line for each task."""
     plain, said = run_module.machine, io.StringIO()
     monkeypatch.setattr(run_module, "machine", lambda train: replace(plain(train), remark="not compiled here"))
-    pretrain(quick("finetune"), tmp_path / "run", console=Console(file=said))
-    assert said.getvalue().count("not compiled here") == 1
+    pretrain(quick("finetune"), tmp_path, console=Console(file=said, width=200))
+    assert [line.split(":")[0] for line in said.getvalue().splitlines()] == [
+        "not compiled here",
+        "finetune before the first task",
+        "finetune after one (1 of 3)",
+        "finetune after two (2 of 3)",
+        "finetune after three (3 of 3)",
+    ]
 
 
-def test_no_weight_depends_on_task_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
-) -> None:
+def test_no_weight_depends_on_task_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Whole) -> None:
     use_tasks(monkeypatch, noise_tasks(("two", "one", "new")))  # the same clips in order, permuted and renamed labels
     pretrain(quick("stella"), tmp_path, console=QUIET)
-    a, b = outcome(whole("stella")), outcome(tmp_path)
+    a, b = outcome(whole("stella").run), outcome(tmp_path)
     assert same(a["weights"], b["weights"])
     assert same(a["state"]["trainer"]["memory"], b["state"]["trainer"]["memory"])
 
@@ -166,9 +160,9 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_it_had_not(
     where: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    whole: Callable[[str], Path],
+    whole: Whole,
 ) -> None:
-    expected = outcome(whole("er"))
+    expected = outcome(whole("er").run)
     handlers = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
     calls = 0
     owner, name, at = (METHODS["er"], "loss", 5) if where == "loss" else (CAV, "represent_v", 8)
@@ -249,7 +243,7 @@ def test_a_run_without_a_finite_loss_is_not_finished(tmp_path: Path, monkeypatch
 
 
 def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped_early(tmp_path, monkeypatch, "train.checkpoint_minutes=0")
     older, newest = sorted((tmp_path / "checkpoints").glob("*.pt"))
@@ -268,12 +262,37 @@ def test_a_broken_checkpoint_is_told_and_a_run_without_a_whole_one_is_refused(
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_a_checkpoint_that_is_not_of_this_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, more in (("a", ()), ("b", ("seed=5",))):
+        with monkeypatch.context() as patch:
+            stopped_early(tmp_path / name, patch, *more)
+    metrics = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    shutil.move(tmp_path / "a" / "checkpoints", tmp_path / "kept")
+    with pytest.raises(StellaError, match=r"the checkpoints of .*a are gone; restore them, or start a new run"):
+        resume(tmp_path / "a", console=QUIET)
+    shutil.copytree(tmp_path / "b" / "checkpoints", tmp_path / "a" / "checkpoints")
+    with pytest.raises(StellaError, match=r"is of another run, .*: seed was 5 and is now 0; stream.seed was 5 and"):
+        resume(tmp_path / "a", console=QUIET)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    config["train"]["lr"] = 0.5
+    (tmp_path / "b" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StellaError, match=r"config.json was edited: train.lr was 0.001 and is now 0.5; restore"):
+        resume(tmp_path / "b", console=QUIET)
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == metrics  # nothing was cut
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    shutil.move(tmp_path / "kept", tmp_path / "a" / "checkpoints")
+    assert resume(tmp_path / "a", console=QUIET).finished
+
+
 def test_a_run_that_goes_on_elsewhere_says_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts, said = run_module.environment(runtime("cpu")), io.StringIO()
     monkeypatch.setattr(run_module, "environment", lambda _: facts | {"commit": "aaaa"})
     stopped_early(tmp_path, monkeypatch)
+    with (tmp_path / "speed.jsonl").open("ab") as file:
+        file.write(b'{"kind": "st')  # torn by a kill
     monkeypatch.setattr(run_module, "environment", lambda _: facts | {"commit": "bbbb"})
     assert resume(tmp_path, console=Console(file=said, width=200)).finished
+    assert [line["kind"] for line in read_run(tmp_path).speed].count("start") == 2
     assert "started at commit aaaa on" in said.getvalue() and "resumed at commit bbbb on" in said.getvalue()
     told = row("er", RunFolder(tmp_path))
     assert told["commit"] == "aaaa + bbbb" and "+" not in told["hardware"]
@@ -302,32 +321,35 @@ def test_a_signal_is_heeded_with_a_checkpoint_whenever_it_comes(
     assert state is not None and f"at step {state['trainer']['counters']['step']};" in said.getvalue()
 
 
-def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path, whole: Callable[[str], Path]) -> None:
+def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path: Path, whole: Whole) -> None:
     config = quick("er", "train.checkpoint_minutes=0")
-    size = max(path.stat().st_size for path in (whole("er") / "checkpoints").iterdir())
+    size = max(path.stat().st_size for path in (whole("er").run / "checkpoints").iterdir())
     with small_disk(size - 40_000), pytest.raises(StellaError, match="free some space and continue with --resume"):
         pretrain(config, tmp_path, console=QUIET)  # checkpoints grow with the memory
     state = Checkpoints(tmp_path / "checkpoints").load()
     assert state is not None and 0 < state["trainer"]["counters"]["step"] < 9
     assert pretrain(config, tmp_path, resume=True, console=QUIET).finished
-    assert same(outcome(tmp_path), outcome(whole("er")))
+    assert same(outcome(tmp_path), outcome(whole("er").run))
 
 
-def test_a_resumed_run_holds_nothing_of_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped_early(tmp_path, monkeypatch)
-    mapped: list[bool] = []
-    plain = Trainer.advance
+def test_a_resumed_run_needs_neither_its_initial_weights_nor_its_checkpoint_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, mapped, plain = tmp_path / "w.safetensors", list[bool](), Trainer.advance
+    weights.save(file, CAV(model_config(settle(quick()))))
+    stopped_early(tmp_path / "run", monkeypatch, f"model.weights={file}")
+    file.unlink()
 
     def advance(self: Trainer) -> bool:
         mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
         return plain(self)
 
     monkeypatch.setattr(Trainer, "advance", advance)
-    assert resume(tmp_path, console=QUIET).finished and not any(mapped)
+    assert resume(tmp_path / "run", console=QUIET).finished and mapped and not any(mapped)
 
 
 def test_a_full_disk_while_lines_are_written_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    config = quick("finetune", "stream.epochs=4", "train.log_every=1")
+    config = quick("finetune", "stream.epochs=2", "train.log_every=1")
     told = rf"{tmp_path}/run cannot be written .*nothing up to the last checkpoint is lost.*--resume"
     with small_disk(1500), pytest.raises(StellaError, match=told):  # one evaluation and a few steps
         pretrain(config, tmp_path / "run", console=QUIET)
@@ -338,19 +360,8 @@ def test_a_full_disk_while_lines_are_written_stops_with_a_sentence_and_loses_not
     assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
 
 
-def test_a_run_goes_on_after_a_torn_line_of_speed_and_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped_early(tmp_path / "run", monkeypatch)
-    with (tmp_path / "run" / "speed.jsonl").open("ab") as file:
-        file.write(b'{"kind": "st')
-    assert resume(tmp_path / "run", console=QUIET).finished
-    assert [line["kind"] for line in read_run(tmp_path / "run").speed].count("start") == 2
-    assert "Results" in write_page([tmp_path / "run"], tmp_path / "report.html").read_text()
-
-
 def test_a_full_disk_at_the_final_weights_loses_nothing_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Whole
 ) -> None:
     packed = weights.packed
     with monkeypatch.context() as patch, ExitStack() as stack:
@@ -359,7 +370,7 @@ def test_a_full_disk_at_the_final_weights_loses_nothing_and_says_so(
             pretrain(quick("er"), tmp_path, console=QUIET)
     assert not any("safetensors" in path.name for path in tmp_path.iterdir())
     assert resume(tmp_path, console=QUIET).finished
-    assert same(outcome(tmp_path), outcome(whole("er")))
+    assert same(outcome(tmp_path), outcome(whole("er").run))
     modes = {path.stat().st_mode for path in tmp_path.iterdir() if path.is_file()}
     assert len(modes) == 1  # whoever may read one file may read all
 
@@ -395,16 +406,14 @@ def test_clips_skipped_in_evaluation_are_listed_once_beside_those_of_training(
     assert "Skipped clips: 4 no audio track" in page and "eval2.mp4" in page
 
 
-def test_a_finished_run_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = pretrain(quick("finetune"), tmp_path, console=QUIET)
+def test_a_finished_run_is_not_done_again_and_without_resume_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, whole: Whole
+) -> None:
+    first = whole("finetune")
     monkeypatch.setattr(Trainer, "advance", None)
-    assert pretrain(quick("finetune"), tmp_path, resume=True, console=QUIET) == first
-
-
-def test_a_begun_folder_is_refused_without_resume(tmp_path: Path) -> None:
-    pretrain(quick("finetune"), tmp_path, console=QUIET)
+    assert pretrain(quick("finetune"), first.run, resume=True, console=QUIET) == first
     with pytest.raises(StellaError, match="already holds a run; continue it with --resume"):
-        pretrain(quick("finetune"), tmp_path, console=QUIET)
+        pretrain(quick("finetune"), first.run, console=QUIET)
 
 
 def stopped_early(run: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> RunResult:
@@ -420,36 +429,29 @@ def stopped_early(run: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Run
         return pretrain(quick("er", *more), run, console=QUIET)
 
 
-def test_a_changed_configuration_is_refused_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stopped_early(tmp_path, monkeypatch).exit_code == 143
+def test_a_changed_configuration_is_refused_with_the_key(whole: Whole) -> None:
     for override, told in (
         ("train.lr=0.5", "train.lr was 0.001 and is now 0.5"),
         ("seed=3", "seed was 0 and is now 3"),
         ("memory.clips=8", "memory.clips was 7 and is now 8"),
+        ("memory.codec=dct", "memory.codec was None and is now 'dct'"),
         ("method=derpp", "method was 'er' and is now 'derpp'"),
     ):
         with pytest.raises(StellaError, match=told):
-            resume(tmp_path, [override], console=QUIET)
+            resume(whole("er").run, [override], console=QUIET)
     with pytest.raises(ConfigError, match=r"train\.lr\?"):
-        resume(tmp_path, ["train.lrr=1"], console=QUIET)
+        resume(whole("er").run, ["train.lrr=1"], console=QUIET)
 
 
-def test_a_recipe_given_to_a_resumed_run_is_held_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, recipe = tmp_path / "run", {"train": {"lr": 0.5}, "stream": {"prefetch": 3}}
-    stopped_early(run, monkeypatch)
-    with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; restore it"):
-        resume(run, console=QUIET, recipe=recipe)
-    assert resume(run, ["train.lr=1e-3"], QUIET, recipe).finished
-    assert json.loads((run / "config.json").read_text())["stream"]["prefetch"] == 3
-
-
-def test_what_no_result_depends_on_may_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
+def test_what_no_result_depends_on_may_change_also_in_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Whole
 ) -> None:
     stopped_early(tmp_path, monkeypatch)
+    recipe = {"train": {"lr": 0.5}, "stream": {"prefetch": 3}}
+    with pytest.raises(StellaError, match=r"otherwise: train\.lr was 0\.001 and is now 0\.5; restore it"):
+        resume(tmp_path, console=QUIET, recipe=recipe)
     changes = {
         "stream.workers": "2",
-        "stream.prefetch": "3",
         "stream.time_limit": "30.0",
         "data.cache": "off",
         "train.checkpoint_minutes": "0.0",
@@ -459,32 +461,22 @@ def test_what_no_result_depends_on_may_change(
         "train.compile": "off",
         "train.activations": "all",
     }
-    assert set(changes) == set(FREE)
-    assert resume(tmp_path, [f"{key}={value}" for key, value in changes.items()], console=QUIET).finished
-    assert same(outcome(tmp_path), outcome(whole("er")))
-    assert json.loads((tmp_path / "config.json").read_text())["stream"]["workers"] == 2
+    assert {*changes, "stream.prefetch"} == set(FREE)
+    overrides = ["train.lr=1e-3", *(f"{key}={value}" for key, value in changes.items())]
+    assert resume(tmp_path, overrides, QUIET, recipe).finished
+    assert same(outcome(tmp_path), outcome(whole("er").run))
+    written = json.loads((tmp_path / "config.json").read_text())["stream"]
+    assert (written["workers"], written["prefetch"]) == (2, 3)
 
 
-def test_metrics_hold_no_times_and_speed_does(tmp_path: Path) -> None:
-    pretrain(quick("finetune"), tmp_path, console=QUIET)
-    assert "second" not in (tmp_path / "metrics.jsonl").read_text()
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "speed.jsonl").read_text().splitlines()]
+def test_metrics_hold_no_times_and_speed_does(whole: Whole) -> None:
+    run = whole("finetune").run
+    assert "second" not in (run / "metrics.jsonl").read_text()
+    kinds = [json.loads(line)["kind"] for line in (run / "speed.jsonl").read_text().splitlines()]
     assert set(kinds) == {"start", "step", "evaluation", "checkpoint"}
-    facts = json.loads((tmp_path / "environment.json").read_text())
+    facts = json.loads((run / "environment.json").read_text())
     assert {"commit", "torch", "gpu", "threads"} <= facts.keys()
-    assert (tmp_path / "config.json").exists() and (tmp_path / "lock").read_text() == ""
-
-
-def test_one_line_a_task_where_there_is_no_terminal(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    pretrain(quick("finetune"), tmp_path, console=console)
-    said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split(":")[0] for line in said] == [
-        "finetune before the first task",
-        "finetune after one (1 of 3)",
-        "finetune after two (2 of 3)",
-        "finetune after three (3 of 3)",
-    ]
+    assert (run / "config.json").exists() and (run / "lock").read_text() == ""
 
 
 def test_tensorboard_is_asked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +486,9 @@ def test_tensorboard_is_asked_for_before_the_run_begins(tmp_path: Path, monkeypa
     assert not (tmp_path / "config.json").exists()
 
 
-def test_tensorboard_gets_what_metrics_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_what_metrics_get_and_a_terminal_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[tuple[str, float, int]] = []
 
     class SummaryWriter:
@@ -509,32 +503,20 @@ def test_tensorboard_gets_what_metrics_get(tmp_path: Path, monkeypatch: pytest.M
 
     fake = SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=QUIET)
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=True, width=200)
+    pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=console)
     steps = lines(tmp_path, "step")
     assert [(value, step) for name, value, step in written if name == "loss"] == [(s["loss"], s["step"]) for s in steps]
     assert {"loss/recon_a", "clips/s", "mean recall"} <= {name for name, _, _ in written}
     assert written[-1][0] == "closed"
+    assert all(word in said.getvalue() for word in ("recon_a", "contrastive", "clips/s", "GB", "epoch 1 of 1"))
 
 
-def test_a_terminal_shows_parts_speed_and_memory(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    pretrain(quick("finetune"), tmp_path, console=console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(word in said for word in ("recon_a", "contrastive", "clips/s", "GB", "epoch 1 of 1"))
-
-
-def test_an_unknown_method_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'stela'.*finetune.*stella"):
-        pretrain(quick("stela"), tmp_path / "run", console=QUIET)
-    with pytest.raises(ConfigError, match=r"unknown key args\.beta: finetune takes no arguments; leave it out"):
-        pretrain(quick("finetune", "args.beta=1"), tmp_path / "run", console=QUIET)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_memory_larger_than_the_machine_is_refused_before_it_starts(tmp_path: Path) -> None:
-    config = replace(quick("er"), memory=MemoryConfig(clips=10**9))
+def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """test_runner has the list of what is refused."""
     with pytest.raises(StellaError, match=r"GB.*free"):
-        pretrain(config, tmp_path / "run", console=QUIET)
+        pretrain(quick("er", "memory.clips=1000000000"), tmp_path / "run", console=QUIET)
     assert not (tmp_path / "run").exists()
 
 
@@ -553,18 +535,10 @@ def test_initial_weights_fill_backbone_and_matching_module(tmp_path: Path) -> No
     )
 
 
-def test_a_resumed_run_needs_its_initial_weights_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "w.safetensors"
-    weights.save(file, CAV(model_config(settle(quick()))))
-    stopped_early(tmp_path / "run", monkeypatch, f"model.weights={file}")
-    file.unlink()
-    assert resume(tmp_path / "run", console=QUIET).finished
-
-
-def test_the_final_weights_are_the_last_checkpoints(tmp_path: Path) -> None:
-    result = pretrain(quick("stella"), tmp_path, console=QUIET)
-    loaded = weights.load(tmp_path / "model.safetensors")
-    state = outcome(tmp_path)["state"]["trainer"]["method"]
+def test_the_final_weights_are_the_last_checkpoints(whole: Whole) -> None:
+    result = whole("stella")
+    loaded = weights.load(result.run / "model.safetensors")
+    state = outcome(result.run)["state"]["trainer"]["method"]
     assert loaded.avm is not None
     assert all(torch.equal(value, state[f"model.{name}"]) for name, value in loaded.model.state_dict().items())
     assert all(torch.equal(value, state[f"avm.{name}"]) for name, value in loaded.avm.state_dict().items())
@@ -572,10 +546,7 @@ def test_the_final_weights_are_the_last_checkpoints(tmp_path: Path) -> None:
     assert loaded.extra["config"]["method"] == "stella"
 
 
-@pytest.mark.parametrize(("which", "prefix"), [("working", "model"), ("stable", "stable.model")])
-def test_the_model_that_a_method_names_is_evaluated_and_saved(
-    which: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_that_a_method_names_is_evaluated_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[dict[str, Any]] = []
 
     def evaluate(model: CAV, *args: Any, **kwargs: Any) -> Any:
@@ -583,23 +554,22 @@ def test_the_model_that_a_method_names_is_evaluated_and_saved(
         return evaluate_tasks(model, *args, **kwargs)
 
     monkeypatch.setattr(run_module, "evaluate_tasks", evaluate)
-    pretrain(quick("cls_er", f"args.evaluate={which}"), tmp_path, console=QUIET)
+    pretrain(quick("cls_er", "args.evaluate=stable"), tmp_path, console=QUIET)
     state = outcome(tmp_path)["state"]["trainer"]["method"]
     saved = dict(weights.load(tmp_path / "model.safetensors").model.state_dict())
-    assert same(saved, {name: state[f"{prefix}.{name}"] for name in saved}) and same(evaluated[-1], saved)
+    assert same(saved, {name: state[f"stable.model.{name}"] for name in saved}) and same(evaluated[-1], saved)
 
 
-def test_slow_weights_are_evaluated_and_saved_beside_the_working_ones(tmp_path: Path) -> None:
-    """And a stopped run with slow weights resumes exactly: they are part of its checkpoint."""
-    result = pretrain(quick("derpp", "train.ema=0.9"), tmp_path / "slow", console=QUIET)
-    plain = pretrain(quick("derpp"), tmp_path / "plain", console=QUIET)
+def test_slow_weights_are_evaluated_and_saved_beside_the_working_ones(tmp_path: Path, whole: Whole) -> None:
+    result, plain = pretrain(quick("derpp", "train.ema=0.9"), tmp_path, console=QUIET), whole("derpp")
     assert {key: result.end[key] for key in "AF"} == {key: plain.end[key] for key in "AF"}
-    assert not (tmp_path / "plain" / "slow.safetensors").exists() and "slow" not in plain.end
+    assert same(outcome(tmp_path)["weights"], outcome(plain.run)["weights"])
+    assert not (plain.run / "slow.safetensors").exists() and "slow" not in plain.end
     assert {"A", "F", "a2v", "v2a"} <= result.end["slow"].keys()
     first, last = result.evaluations[0], result.evaluations[-1]
     assert first["slow"]["recall"] == first["recall"]  # before the first step both are the same
     assert last["slow"]["modality_gap"] != last["modality_gap"] and last["slow"]["avm_accuracy"] is None
-    slow = weights.load(tmp_path / "slow" / "slow.safetensors")
-    state = outcome(tmp_path / "slow")["state"]["trainer"]["slow"]
+    slow = weights.load(tmp_path / "slow.safetensors")
+    state = outcome(tmp_path)["state"]["trainer"]["slow"]
     assert same(dict(slow.model.state_dict()), {name: state[f"model.{name}"] for name in slow.model.state_dict()})
     assert slow.extra["scores"]["A"] == result.end["slow"]["A"]

@@ -30,7 +30,7 @@ def test_a_narrow_terminal_shows_steps_and_rate_before_parts_of_the_loss(width: 
     with Display(Console(file=file, width=width, force_terminal=True), total=4321, done=1234) as display:
         display.at(1235, "stella_plus: task1")
         display.losses(MEANS, 1234.0, 2 * 10**9)
-        display._bar.refresh()
+        display.refresh()
     shown = file.getvalue()
     assert "1235/4321" in shown and "loss 1.500" in shown and "clips/s" in shown
     assert ("recon_a" in shown) == parts

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
-from helpers.run_files import write_run
+from helpers.run_files import edit_config, write_run
 
 from stella.data.scenes import Scenes
 from stella.data.scenes.audit import audit
@@ -41,14 +41,11 @@ def test_slow_weights_have_a_summary_and_a_group_of_their_own(tmp_path: Path) ->
     assert [run.slow for run in slow.runs] == [None, None]
 
 
-def test_a_run_without_slow_weights_has_none(tmp_path: Path) -> None:
-    (g,) = group([read_run(write_run(tmp_path / "one"))])
+def test_a_run_without_slow_weights_and_an_unfinished_one_have_no_result_of_them(tmp_path: Path) -> None:
+    (g,) = group([read_run(write_run(tmp_path / "without"))])
     assert g.runs[0].slow is None and "slow" not in g.runs[0].summary
     assert g.versions == [g] and g.spread("slow", "A").values == []
-
-
-def test_slow_weights_of_an_unfinished_run_have_no_result(tmp_path: Path) -> None:
-    (g,) = group([read_run(write_run(tmp_path / "one", slow=True, finished=False))])
+    (g,) = group([read_run(write_run(tmp_path / "unfinished", slow=True, finished=False))])
     assert g.versions[1].spread("A").values == [] and g.versions[1].progress == "0 of 1"
 
 
@@ -70,14 +67,6 @@ def test_a_run_killed_before_its_first_line_can_be_read(tmp_path: Path) -> None:
     assert run.summary == {"A": None, "F": None}
 
 
-def test_a_torn_last_line_is_ignored(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "torn")
-    whole = read_run(path).metrics
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "st')
-    assert read_run(path).metrics == whole
-
-
 def test_a_damaged_line_and_a_folder_without_a_run_are_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path / "damaged")
     (path / "speed.jsonl").write_text('{"kind"\n{"kind": "end"}\n')
@@ -87,12 +76,15 @@ def test_a_damaged_line_and_a_folder_without_a_run_are_refused(tmp_path: Path) -
         read_run(tmp_path / "nowhere")
 
 
-def test_reading_changes_no_file_of_a_run_in_progress(tmp_path: Path) -> None:
+def test_reading_ignores_torn_last_lines_and_changes_no_file_of_a_run_in_progress(tmp_path: Path) -> None:
     path = write_run(tmp_path / "live", finished=False)
+    whole = read_run(path).metrics
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
     record = {"id": 1, "path": "a.mp4", "reason": "no audio track", "remedy": "leave it out"}
     (path / "skipped.jsonl").write_text(json.dumps(record) + '\n{"id": 2, "pa')
     before = {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in path.iterdir()}
-    assert read_run(path).skipped.counts == {"no audio track": 1}
+    assert read_run(path).skipped.counts == {"no audio track": 1} and read_run(path).metrics == whole
     assert {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in path.iterdir()} == before
 
 
@@ -117,16 +109,10 @@ def test_one_method_twice_is_labelled_by_what_differs(tmp_path: Path) -> None:
 
 def test_settings_that_do_not_affect_results_do_not_split_a_group(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-    config = json.loads((paths[1] / "config.json").read_text())
-    config["stream"]["workers"], config["train"]["log_every"] = 7, 3
-    (paths[1] / "config.json").write_text(json.dumps(config))
-    assert len(group(read_run(path) for path in paths)) == 1
-    config["train"]["lr"] = 0.5
-    (paths[1] / "config.json").write_text(json.dumps(config))
-    assert [g.label for g in group(read_run(path) for path in paths)] == [
-        "STELLA (train.lr=0.0001)",
-        "STELLA (train.lr=0.5)",
-    ]
+    edit_config(paths[1], lambda config: (config["stream"].update(workers=7), config["train"].update(log_every=3)))
+    assert len(group(map(read_run, paths))) == 1
+    change(paths[1], lr=0.5)
+    assert [g.label for g in group(map(read_run, paths))] == ["STELLA (train.lr=0.0001)", "STELLA (train.lr=0.5)"]
 
 
 def test_a_label_that_would_be_too_long_is_the_folder(tmp_path: Path) -> None:
@@ -147,22 +133,16 @@ def test_methods_with_different_settings_give_a_warning(tmp_path: Path) -> None:
 
 def test_a_setting_that_is_not_set_is_no_difference(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(seed), seed=seed) for seed in range(3)]
-    config = json.loads((paths[0] / "config.json").read_text())
-    for path, seed, ema in zip(paths, range(3), (None, None, 0.99), strict=True):
-        config["seed"], config["train"]["ema"] = seed, ema
-        (path / "config.json").write_text(json.dumps(config))
-    del config["train"]["ema"]  # a run from before this setting
-    (paths[1] / "config.json").write_text(json.dumps(config | {"seed": 1}))
+    change(paths[2], ema=0.99)
+    edit_config(paths[1], lambda config: config["train"].pop("ema"))  # a run from before this setting
     groups = group(map(read_run, paths))
     assert [(g.label, len(g.runs)) for g in groups] == [("STELLA", 2), ("STELLA (train.ema=0.99)", 1)]
-    (paths[0] / "config.json").write_text(json.dumps(config | {"method": "er", "seed": 0}))
+    edit_config(paths[0], lambda config: config.update(method="er"))
     assert str(unlike([read_run(path) for path in paths])).endswith("do not compare methods: train.ema")
 
 
 def change(path: Path, **train: float) -> None:
-    config = json.loads((path / "config.json").read_text())
-    config["train"] |= train
-    (path / "config.json").write_text(json.dumps(config))
+    edit_config(path, lambda config: config["train"].update(train))
 
 
 def test_spread_is_mean_and_sample_deviation(tmp_path: Path) -> None:
@@ -171,12 +151,9 @@ def test_spread_is_mean_and_sample_deviation(tmp_path: Path) -> None:
     spread = Group("x", runs).spread("a2v", "5", "F")
     assert (spread.mean, spread.deviation) == (mean(values), stdev(values))
     assert str(Spread([1.0, 3.0])) == "2.0 ± 1.4" and str(Spread([2.25])) == "2.2" and str(Spread([])) == "–"
+    joint = Group("x", [read_run(write_run(tmp_path / "joint", "multitask"))])
+    assert str(joint.spread("F")) == "–" and joint.spread("A").values  # without forgetting
     assert str(Spread([-0.04])) == "0.0" and str(Spread([-0.06])) == "-0.1" and Spread([1.0, 3.0]).short == "2.0"
-
-
-def test_a_method_without_forgetting_has_none(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "joint", "multitask"))
-    assert str(Group("x", [run]).spread("F")) == "–" and Group("x", [run]).spread("A").values
 
 
 def test_ceilings_are_the_audit_of_the_evaluation_clips(tmp_path: Path) -> None:

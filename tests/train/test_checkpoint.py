@@ -28,10 +28,6 @@ def test_comes_back_as_it_was(tmp_path: Path) -> None:
     assert same(torch.load(path, weights_only=True), state(7))  # without this module, and without running a pickle
 
 
-def test_without_any_there_is_none(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none").load() is None
-
-
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (9, 10, 100, 101):

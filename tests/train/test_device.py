@@ -16,11 +16,6 @@ from stella.train import device as module
 from stella.train.device import Clock, Later, runtime
 
 
-def test_a_cpu_runs_in_full_precision_as_written() -> None:
-    machine = runtime("cpu", "auto", "auto")
-    assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
-
-
 @pytest.mark.parametrize("activations", ["narrow", "all"])
 def test_a_setting_that_changes_nothing_here_is_told(activations: Any) -> None:
     assert f"train.activations={activations} has no effect" in runtime("cpu", "auto", "off", activations).remark

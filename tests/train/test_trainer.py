@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.data.stream import Stream
-from stella.errors import ConfigError, StellaError
+from stella.errors import StellaError
 from stella.fast.activations import Activations
 from stella.methods import Losses, Method
 from stella.runs.build import build_method
@@ -76,29 +76,22 @@ def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() ->
     assert not trainer.advance()
 
 
-def test_the_learning_rate_rises_stays_and_falls_to_its_last_step() -> None:
-    trainer = make(quick("finetune", "train.warmup_steps=4", "train.decay=0.5", "train.accumulate=2"), (10, 11, 12))
-    assert trainer.steps == 9  # three tasks of six batches
-    rates = []
+@pytest.mark.parametrize(
+    ("settings", "lengths", "expected"),
+    [
+        (("warmup_steps=4", "decay=0.5", "accumulate=2"), (10, 11, 12), [2.25, 4.5, 6.75, 9, 9, 8, 6, 4, 2]),
+        (("decay=1.0", "accumulate=5"), (4, 4, 4), [9, 6, 3]),  # with the short step of each task
+    ],
+)
+def test_the_learning_rate_rises_stays_and_falls_to_its_last_step(
+    settings: tuple[str, ...], lengths: tuple[int, ...], expected: list[float]
+) -> None:
+    """In ninths of it, over tasks of six, or of two, batches."""
+    trainer, rates = make(quick("finetune", *(f"train.{setting}" for setting in settings)), lengths), []
+    assert trainer.steps == len(expected)
     while trainer.advance():
-        rates.append(float(trainer.optimizer.param_groups[0]["lr"]) / 1e-3)
-    assert rates == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 1, 4 / 4.5, 3 / 4.5, 2 / 4.5, 1 / 4.5])
-
-
-def test_steps_are_counted_with_the_short_one_of_each_task() -> None:
-    trainer = make(quick("finetune", "train.decay=1.0", "train.accumulate=5"), (4, 4, 4))  # two batches each
-    rates = []
-    while trainer.advance():
-        rates.append(float(trainer.optimizer.param_groups[0]["lr"]) / 1e-3)
-    assert trainer.steps == trainer.counters.step == 3 and rates == pytest.approx([1, 2 / 3, 1 / 3])
-
-
-def test_accumulation_fills_the_memory_with_every_batch() -> None:
-    trainer = make(quick("er", "train.accumulate=3", "memory.clips=100"))
-    while trainer.advance():
-        pass
-    assert trainer.method.memory is not None
-    assert trainer.method.memory.seen == trainer.counters.clips == 42
+        rates.append(9 * float(trainer.optimizer.param_groups[0]["lr"]) / 1e-3)
+    assert rates == pytest.approx(expected) and trainer.counters.step == trainer.steps
 
 
 def spoil(trainer: Trainer, steps: set[int], how: Callable[[Tensor], Tensor]) -> None:
@@ -171,33 +164,12 @@ def test_the_meter_means_over_steps() -> None:
     assert trainer.meter.read() == {}
 
 
-@pytest.mark.parametrize("method", ["stella", "stella_plus"])
-def test_a_state_continues_exactly(method: str, tmp_path: Path) -> None:
-    whole, first, second = make(quick(method)), make(quick(method)), make(quick(method, "stream.workers=0"))
-    while whole.advance():
-        pass
-    for _ in range(7):
-        first.advance()
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    while second.advance():
-        pass
-    assert same(second.state_dict(), whole.state_dict())
-    assert same(second.meter.read(), whole.meter.read())
-
-
-def test_training_leaves_the_global_generator_alone() -> None:
-    torch.manual_seed(5)
+def test_the_seed_decides_the_initial_weights_and_the_global_generator_is_left_alone() -> None:
     state = torch.get_rng_state()
-    trainer = make(quick("stella"))
-    trainer.advance()
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_seed_decides_the_initial_weights() -> None:
     first, again, other = (make(quick("stella", f"seed={seed}")).method for seed in (1, 1, 2))
     assert same(weights(first), weights(again))
     assert not same(weights(first), weights(other))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_clips_of_a_skipped_first_step_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +219,3 @@ def test_slow_weights_average_the_weights_after_each_step_and_travel_with_the_st
     other = make(quick("derpp", "train.ema=1.0"))
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert same(list(other.slow.parameters()), list(trainer.slow.parameters())) and other.slow.steps == 4  # type: ignore[union-attr]
-
-
-def test_slow_weights_change_nothing_of_training() -> None:
-    plain, slow = make(quick("stella")), make(quick("stella", "train.ema=0.9"))
-    for one in (plain, slow):
-        while one.advance():
-            pass
-    assert plain.slow is None and same(weights(plain.method), weights(slow.method))
-    with pytest.raises(ConfigError, match=r"train\.ema=1\.5 must lie in 0…1"):
-        quick("stella", "train.ema=1.5")

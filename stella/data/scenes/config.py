@@ -19,7 +19,7 @@ DEFAULT = next(iter(SIZES))
 
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
-    source: Literal["scenes"] = "scenes"
+    source: Literal["scenes"] = "scenes"  # clips that are rendered here
     seed: int = 0  # another seed gives other clips
     size: str | None = None  # scenes, scenes-hard, scenes-full or scenes-full-hard; none: as the weights, or scenes
     clips: int = 2000  # to train on, for each task

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -72,6 +73,13 @@ class Scenes:
         """`scenes[i].labels`, without rendering the clip."""
         d = self.draw([index])
         return self._labels(d, masks(d, self.size.frame_times, self.size.pixels))
+
+    def class_of(self, index: int) -> str:
+        return self._classes[index]
+
+    @cached_property
+    def _classes(self) -> list[str]:
+        return [classes(self.task)[int(label)].name for label in self.draw(range(len(self))).label]
 
     def _labels(self, d: Draw, mask: Tensor) -> Labels:
         name = classes(self.task)[int(d.label[0])].name

@@ -1,0 +1,85 @@
+"""`stella embed` and `localise`: a trained model in use."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stella.cli.common import console, say
+from stella.errors import StellaError
+
+ModelName = Annotated[
+    str, typer.Option(help="Shipped name, finished run, saved folder or weight file.", show_default="base-small")
+]
+Overlap = Annotated[float, typer.Option(help="Share of a window that the next one repeats, below 1.")]
+DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="a GPU if there is one")]
+
+
+def embed(
+    files: Annotated[list[Path], typer.Argument(help="Video and sound files, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="File to write: .npz or .safetensors.")] = Path("vectors.npz"),
+    model: ModelName = "base-small",
+    overlap: Overlap = 0.0,
+    batch: Annotated[int, typer.Option(min=1, help="Windows that go through a GPU at a time.")] = 32,
+    device: DeviceName = None,
+) -> None:
+    """Embed files of any length: a unit vector for the picture and for the sound of each window, with its seconds."""
+    from rich.progress import track
+
+    from stella.embed import load
+    from stella.embed.vectors import Collected, media_files
+    from stella.errors import ClipError
+
+    collected = Collected(out)
+    found, loaded, bad = media_files(files), load(model, device), []
+    for note in loaded.notes[1:]:
+        say(f"{model}: {note}", "yellow")
+    for file in track(found, "embedding", console=console):
+        try:
+            collected.add(file, *loaded.embed_both(file, overlap=overlap, batch=batch))
+        except ClipError as error:
+            bad.append(error)
+    for refused in bad:
+        say(f"skipped {refused}", "yellow")
+    if len(bad) == len(found):
+        raise StellaError(f"none of the {len(bad)} files could be embedded; see the reasons above")
+    say(f"{out}  {collected.write(loaded)} of {len(found) - len(bad)} files" + (f"; {len(bad)} skipped" if bad else ""))
+    raise typer.Exit(bool(bad))
+
+
+def localise(
+    video: Annotated[Path, typer.Argument(help="Video with sound.")],
+    out: Annotated[Path, typer.Option(help="Film to write (.mp4).")] = Path("heat.mp4"),
+    model: ModelName = "base-wide",
+    overlap: Overlap = 0.5,
+    device: DeviceName = None,
+    train_on: Annotated[
+        Path | None,
+        typer.Option(help="Folder of videos, or shards, to train a matching module on first.", show_default="none"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of that training.")] = 300,
+    save: Annotated[
+        Path | None, typer.Option(help="Folder to save the model with its new module to.", show_default="none")
+    ] = None,
+) -> None:
+    """Write the film with a heat map over it: where its sound comes from, and below it which seconds matter."""
+    from stella.data.folder import Folder
+    from stella.data.shards import Shards
+    from stella.embed import load
+    from stella.embed.film import write_film
+    from stella.embed.matching import train_matching
+
+    if out.suffix.lower() != ".mp4":
+        raise StellaError(f"--out {out} must end in .mp4: the film is one")
+    loaded = load(model, device)
+    if train_on is not None:
+        i, shards = loaded.inputs, any(train_on.glob("shard-*.tar"))
+        source = Shards(train_on, i.frames, i.span, i.size) if shards else Folder(train_on, i.plan())
+        with console.status(f"training a matching module on {len(source)} clips"):
+            loss = train_matching(loaded, source, steps)
+        say(f"matching module trained for {steps} steps: loss {loss:.3f} (by chance 0.693)")
+        if save is not None:
+            loaded.save(save)
+            say(f"{save}  the model with its matching module")
+    maps = loaded.localise(video, overlap=overlap, progress=console.is_terminal)
+    say(f"{out}  {write_film(loaded, maps, video, out)} frames, {len(maps)} windows")

@@ -1,0 +1,48 @@
+"""`stella config`: every key of a run's configuration with its default and meaning, read from the dataclasses."""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from stella.errors import StellaError
+from stella.report.methods import hyper_parameters, plain_table
+from stella.runs.config import RunConfig
+
+
+def sections() -> dict[str, list[type[Any]]]:
+    """The tables of a configuration and their dataclasses; `data` has one for each source, "" holds the loose keys."""
+    found: dict[str, list[type[Any]]] = {"": [RunConfig]}
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if is_dataclass(kind)]
+        if kinds:
+            found[name] = typing.cast(list[type[Any]], kinds)
+    return found
+
+
+def config_tables(section: str | None) -> Iterator[Table]:
+    """One table for each section, or for the one that is named; `data.folder` names one source's."""
+    known = sections()
+    name, _, source = (section or "").partition(".")
+    if section and name not in known:
+        raise StellaError(f"unknown section {section!r}; choose one of {', '.join(filter(None, known))}")
+    chosen = {name: known[name]} if section else known
+    for title, kinds in chosen.items():
+        for kind in kinds:
+            tag = str(fields(kind)[0].default) if len(kinds) > 1 else ""
+            if source in ("", tag):
+                yield _section(title, tag, kind, set(known))
+
+
+def _section(title: str, tag: str, kind: type[Any], tables: set[str]) -> Table:
+    table = plain_table(f"{title}, with {title}.source={tag}" if tag else title or "the run")
+    for heading, ratio in (("key", None), ("default", None), ("meaning", 1)):
+        table.add_column(heading, ratio=ratio, overflow="fold")
+    for name, default, _, meaning in hyper_parameters(kind):
+        if title or name not in tables:
+            value = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+            table.add_row(Text(f"{title}.{name}" if title else name, "bold"), Text(value), Text(meaning))
+    return table

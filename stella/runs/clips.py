@@ -1,0 +1,48 @@
+"""The list of a run's clips on a disk, `clips.csv`: a resumed run must find the clips that it was started with."""
+
+import csv
+import io
+from pathlib import Path
+
+from stella.data.tasks import Tasks
+from stella.data.views import View
+from stella.errors import StellaError
+from stella.files import write_bytes
+
+HEADER = ["set", "task", "clip", "stamp"]
+NAMED = 3  # clips named in a refusal
+
+
+def keep_clips(path: Path, train: Tasks, evaluation: Tasks) -> None:
+    """Write the list, or refuse clips that differ from those of the list that is there."""
+    rows = [row for kind, tasks in (("train", train), ("evaluation", evaluation)) for row in _rows(kind, tasks)]
+    if not rows:  # nothing is on a disk
+        return
+    if not path.exists():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([HEADER, *rows])
+        write_bytes(path, text.getvalue().encode(errors="surrogateescape"))
+        return
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        before = list(csv.reader(file))[1:]
+    old, new = ({tuple(row[:3]): row[3] for row in each} for each in (before, rows))
+    differ = [f"{key[2]} is gone" for key in old if key not in new]
+    differ += [f"{key[2]} is new" for key in new if key not in old]
+    differ += [f"{key[2]} had {old[key]} and has {new[key]}" for key in old if new.get(key, old[key]) != old[key]]
+    if differ or [row[:3] for row in before] != [row[:3] for row in rows]:
+        more = f" and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
+        raise StellaError(
+            f"the clips are not those that this run was started with ({path}): "
+            f"{'; '.join(differ[:NAMED]) or 'their order differs'}{more}; restore them, or start a new run"
+        )
+
+
+def _rows(kind: str, tasks: Tasks) -> list[list[str]]:
+    rows = []
+    for task, source in tasks:
+        for index in range(len(source)):
+            found = source.stored(index) if isinstance(source, View) else None
+            if found:
+                stored, inside = found
+                rows.append([kind, task, stored.origin(inside).id, stored.stamp(inside)])
+    return rows

@@ -1,0 +1,37 @@
+"""What a run is about to do, in the lines that it prints before its first step."""
+
+from stella.data.stream import StreamConfig
+from stella.data.tasks import Tasks
+from stella.memory import Memory, bytes_per_clip
+
+FEW_STEPS = 100  # fewer teach a model next to nothing
+FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
+
+
+def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None) -> list[str]:
+    """Clips, steps, epochs and memory; then what is too little to learn or to measure, with what to change."""
+    sizes, judged = [len(source) for _, source in train], [len(source) for _, source in evaluation]
+    tasks = "1 task" if len(train) == 1 else f"{len(train)} tasks"
+    each = f"{sizes[0]:,} each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} each"
+    epochs = "1 epoch" if stream.epochs == 1 else f"{stream.epochs} epochs"
+    lines = [
+        f"{tasks}, {sum(sizes):,} clips{f' ({each})' if len(sizes) > 1 else ''}: {steps:,} steps of "
+        f"{stream.batch_size} clips, {epochs} of each task; evaluated on {sum(judged):,} other clips"
+    ]
+    if memory is not None:
+        held, size = min(memory.capacity, sum(sizes) * stream.epochs), memory.capacity * bytes_per_clip(memory.columns)
+        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {size / 1e6:,.0f} MB")
+        if held < memory.capacity:
+            lines[-1] += f", of which this run can fill {held:,}"
+    if steps < FEW_STEPS:
+        epochs_needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
+        smaller = max(1, stream.batch_size // 4)
+        lines.append(
+            f"only {steps} steps, which teach a model next to nothing: set stream.epochs={epochs_needed}"
+            + (f", or stream.batch_size={smaller}" if smaller < stream.batch_size else "")
+            + ", or add clips"
+        )
+    if few := [f"{name} ({count})" for (name, _), count in zip(evaluation, judged, strict=True) if count < FEW_CLIPS]:
+        shown = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
+        lines.append(f"few clips to evaluate on: {shown}; recall of so few says little")
+    return lines

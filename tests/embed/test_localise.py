@@ -1,0 +1,160 @@
+"""Where a sound comes from: maps against ground truth, pointing game and AUC against naive versions, and the film."""
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from helpers.media_files import CLIPS, write_video
+from helpers.phone import phone_files
+from helpers.videos import Videos
+from typer.testing import CliRunner
+
+import stella
+from stella.cli import app
+from stella.data.folder import Folder
+from stella.data.scenes import Scenes
+from stella.data.scenes.export import export
+from stella.embed import Model
+from stella.embed.film import write_film
+from stella.embed.matching import train_matching
+from stella.errors import StellaError
+from stella.evaluate.matching import auc, pointing, regions
+from stella.media.decode import decode
+from stella.media.inputs import Inputs
+from stella.media.windows import windows
+from stella.model.avm import score
+from stella.model.cav import CAV, preset
+from stella.selection import importance
+
+CLIP = sorted(CLIPS.glob("*.mpg"))[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return stella.load("base-wide", "cpu")
+
+
+def cases() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gen = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 6, (40, 12), generator=gen).float()  # with ties
+    inside = torch.rand(40, 12, generator=gen) < 0.3
+    return scores, inside, ~inside & (torch.rand(40, 12, generator=gen) < 0.8)
+
+
+def test_auc_counts_pairs() -> None:
+    scores, inside, outside = cases()
+    for row, i, o, found in zip(scores.tolist(), inside, outside, auc(scores, inside, outside).tolist(), strict=True):
+        pairs = [(a, b) for a, x in zip(row, i, strict=True) if x for b, y in zip(row, o, strict=True) if y]
+        expected = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs) if pairs else float("nan")
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_pointing_game_looks_at_the_top_patch_of_both_regions() -> None:
+    scores, inside, outside = cases()
+    scores = scores + torch.rand(scores.shape, generator=torch.Generator().manual_seed(1)) / 10  # no ties
+    for row, i, o, found in zip(scores, inside, outside, pointing(scores, inside, outside).tolist(), strict=True):
+        known = [n for n in range(12) if i[n] or o[n]]
+        top = max(known, key=lambda n: float(row[n]))
+        expected = float(bool(i[top])) if i.any() and o.any() else float("nan")
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_maps_are_the_modules_importance_and_find_the_sounding_object(model: Model, tmp_path: Path) -> None:
+    """On rendered scenes: the maps of their files against where the object is."""
+    scenes, assigned = Scenes("base", "eval", 6), model.avm
+    assert assigned is not None
+    areas = []
+    for index, path in enumerate(export(scenes, tmp_path)):
+        maps = model.localise(path)
+        assert maps.heat.shape == (1, 4, 96, 96) and maps.heat.min() == 0 and maps.heat.max() == 1
+        assert maps.times[0].tolist() == pytest.approx([0.32, 0.96, 1.6, 2.24], abs=0.03)
+        assert maps.sound.shape == maps.seconds.shape == (1, 16) and 0 <= maps.sound.min() <= maps.sound.max() == 1
+        inside, outside = regions(scenes.labels(index), model.cav.config)
+        patches = torch.nn.functional.avg_pool2d(maps.heat[0], 16).flatten()  # [Lv]
+        areas.append(auc(patches[None], inside[None], outside[None]).item())
+        clip = decode(path, model.inputs.plan())
+        audio = model.inputs.spectrogram(clip.audio[None], torch.tensor([len(clip.audio)]))
+        video = model.inputs.crop(clip.video[None])
+        qk = score(model.cav, assigned, model.cav.patches_a(audio), model.cav.patches_v(video)).qk
+        top = importance(qk.q_a, qk.k_v, assigned.beta).argmax()
+        assert patches.argmax() == top
+    assert np.mean(areas) > 0.65
+
+
+def test_windows_without_sound_are_left_out_and_others_keep_their_seconds(model: Model) -> None:
+    maps = model.localise(CLIP, overlap=0.5)
+    assert maps.start.tolist() == pytest.approx([0, 0.44]) and maps.end.tolist() == pytest.approx([2.56, 3.0])
+    assert (maps.seconds[1, 0], maps.times[1, 0]) == (pytest.approx(0.44), pytest.approx(0.76))
+    assert len(maps) == 2 and maps.heat.isfinite().all()
+
+
+def test_the_film_has_the_map_over_it_and_keeps_its_sound(model: Model, tmp_path: Path) -> None:
+    [path] = export(Scenes("base", "eval", 1), tmp_path / "scenes")
+    maps = model.localise(path)
+    assert write_film(model, maps, path, tmp_path / "heat.mp4") == 64
+    with av.open(str(tmp_path / "heat.mp4")) as film:
+        assert film.duration / 1e6 == pytest.approx(2.56, abs=0.1)
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(frames) == 64 and frames[0].shape[0] > 432 + 150
+    hot = np.unravel_index(int(maps.heat[0, 2].argmax()), (96, 96))
+    cold = np.unravel_index(int(maps.heat[0, 2].argmin()), (96, 96))
+    shown = frames[40].astype(int)  # the third frame that the model sees
+    red = [shown[16 + 432 * y // 96, 40 + 432 * x // 96, 0] for y, x in (hot, cold)]
+    assert red[0] > 180 and red[0] > red[1] + 60
+    before, after = (of_sound(each) for each in (path, tmp_path / "heat.mp4"))
+    length = min(len(before), len(after))
+    assert length > 38_000 and np.corrcoef(before[:length], after[:length])[0, 1] > 0.9
+
+
+def of_sound(path: Path) -> np.ndarray:
+    inputs = stella.load("base-tiny", "cpu").inputs
+    return next(w.data.numpy() for w in windows(path, inputs, ["audio"]))
+
+
+@pytest.mark.slow
+def test_films_of_phone_files(model: Model, tmp_path: Path) -> None:
+    for path in phone_files(tmp_path).values():
+        assert write_film(model, model.localise(path), path, tmp_path / "heat.mp4") > 20
+        with av.open(str(tmp_path / "heat.mp4")) as film:
+            assert film.duration / 1e6 == pytest.approx(3.0, abs=0.25) and film.streams.audio
+
+
+def test_a_matching_module_is_trained_on_a_frozen_backbone() -> None:
+    sizes = {"image_size": 32, "spec_frames": 64, "frames": 2}
+    config = preset("tiny", dim=32, heads=2, depth=2, fusion_from=1, dec_depth=0, **sizes)
+    source = Videos(4, width=32)
+
+    def trained(steps: int, seed: int = 0) -> tuple[Model, float]:
+        torch.manual_seed(0)
+        model = Model(CAV(config), None, Inputs(0.64, 32, 37, 2, None, 64))
+        return model, train_matching(model, source, steps, batch=4, lr=3e-3, seed=seed)
+
+    assert trained(3)[1] == trained(3)[1] != trained(3, seed=1)[1]
+    model, loss = trained(120)
+    assert model.avm is not None and loss < 0.62  # by chance 0.69
+    torch.manual_seed(0)
+    assert model.fingerprint == Model(CAV(config), None, model.inputs).fingerprint
+    assert len(model.localise(CLIP)) == 5
+    with pytest.raises(StellaError, match="needs two clips"):
+        train_matching(model, Scenes("base", "train", 1), 1)
+
+
+def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path) -> None:
+    for number in range(4):
+        write_video(tmp_path / "videos" / f"{number}.mp4", 1.0, seed=number)
+    bare = stella.load("base-tiny", "cpu")
+    bare.avm = None
+    bare.save(tmp_path / "bare")
+    film, run = tmp_path / "heat.mp4", CliRunner()
+    args = ["localise", str(tmp_path / "videos" / "0.mp4"), "--model", str(tmp_path / "bare"), "--out", str(film)]
+    refused = run.invoke(app, args)
+    assert isinstance(refused.exception, StellaError) and "--train-on FOLDER" in str(refused.exception)
+    more = ["--train-on", str(tmp_path / "videos"), "--steps", "2", "--save", str(tmp_path / "full")]
+    done = run.invoke(app, [*args, *more])
+    assert done.exit_code == 0 and "8 frames, 1 windows" in done.output, done.output
+    assert film.exists() and stella.load(tmp_path / "full").avm is not None
+    wrong = run.invoke(app, [*args[:2], "--out", "heat.gif"])
+    assert isinstance(wrong.exception, StellaError) and "must end in .mp4" in str(wrong.exception)
+    assert Folder(tmp_path / "videos").files  # nothing was written among the videos

@@ -1,0 +1,47 @@
+"""`stella config`: every key of a run's configuration, with a meaning, readable in 80 columns."""
+
+import pytest
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.report.methods import hyper_parameters
+from stella.report.settings import sections
+
+CLASSES = [(name, kind) for name, kinds in sections().items() for kind in kinds]
+
+
+def shown(*args: str) -> str:
+    done = CliRunner().invoke(app, ["config", *args], env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    return done.output
+
+
+@pytest.mark.parametrize(("section", "kind"), CLASSES, ids=lambda x: getattr(x, "__name__", x))
+def test_every_key_has_a_meaning(section: str, kind: type) -> None:
+    tables = set(sections())
+    missing = [name for name, _, _, meaning in hyper_parameters(kind) if not meaning and name not in tables]
+    assert not missing, f"{section}: give {missing} a comment in {kind.__name__}"
+
+
+def test_all_keys_are_listed_with_their_defaults() -> None:
+    lines = [line.split() for line in shown().splitlines() if line.strip()]
+    for section, kind in CLASSES:
+        for name, *_ in hyper_parameters(kind):
+            if section:
+                wanted = f"{section}.{name}"
+                assert any(words[0] == wanted for words in lines), wanted
+    assert ["train.lr", "0.0001"] in [words[:2] for words in lines]
+    assert ["train.graph", "true"] in [words[:2] for words in lines]
+    assert ["train.ema", "none"] in [words[:2] for words in lines]
+
+
+def test_a_section_and_one_source_of_the_data() -> None:
+    assert "train.lr" in shown("train") and "stream." not in shown("train")
+    folder = shown("data.folder")
+    assert "data.labels" in folder and "data.cache" not in folder
+
+
+def test_an_unknown_section_names_the_known_ones() -> None:
+    done = CliRunner().invoke(app, ["config", "trian"])
+    assert done.exit_code and "choose one of model, data" in str(done.exception)
