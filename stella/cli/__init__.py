@@ -1,6 +1,7 @@
 """The command line: thin commands over the library. Heavy imports happen inside the command that needs them."""
 
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
 
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Use": (search.index, search.search, use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
     "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
