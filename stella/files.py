@@ -68,7 +68,12 @@ def publish(temporary: Path, path: Path) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)  # the rename itself must survive a power failure too
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk: a new or renamed file must survive a power failure too."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

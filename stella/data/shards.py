@@ -11,7 +11,7 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,8 +73,13 @@ class Shards:
         return len(self._clips)
 
     def location(self, index: int) -> str:
+        shard, entry = self.entry(index)
+        return f"{shard}, {entry.id}"
+
+    def entry(self, index: int) -> tuple[Path, Entry]:
+        """A clip's shard and its line in the index."""
         shard, entry = self._clips[index]
-        return f"{self.root / shard}, {entry.id}"
+        return self.root / shard, entry
 
     def origin(self, index: int) -> Origin:
         _, entry = self._clips[index]
@@ -85,29 +90,46 @@ class Shards:
         return f"{shard}, byte {entry.offset}"
 
     def labels(self, index: int) -> Labels:
-        _, entry = self._clips[index]
+        _, entry = self.entry(index)
         return Labels(entry.label, entry.task)
 
     def __getitem__(self, index: int) -> Clip:
         return self.clip(index)
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
-        shard, entry = self._clips[index]
-        path = self.root / shard
+        def picks(count: int, fps: float) -> list[int]:
+            times = Plan(frames=self.frames, span=self.span).times(0, count / fps, window)
+            return [min(int(time * fps + 1e-6), count - 1) for time in times]
+
+        head, pictures, sound = self._read(index, picks)
+        return Clip(head.meta["id"], decode_jpegs(pictures, self.size), decode_flac(sound), self.labels(index))
+
+    def head(self, index: int) -> "Head":
+        """What a clip's sample says of itself: id, source, start, fps, sizes and checksums of its files."""
+        return self._read(index, None)[0]
+
+    def whole(self, index: int) -> tuple[Tensor, Tensor, float]:
+        """All stored frames uint8 [N, 3, H, W], the waveform [S], and the frames a second."""
+        head, pictures, sound = self._read(index, lambda count, _: list(range(count)))
+        return decode_jpegs(pictures, self.size), decode_flac(sound), float(head.meta["fps"])
+
+    def _read(self, index: int, picks: Callable[[int, float], list[int]] | None) -> tuple["Head", list[bytes], bytes]:
+        """A sample's head, the frames that `picks(frames, fps)` chooses, and its sound; None: the head alone."""
+        shard, entry = self.entry(index)
         try:
-            with path.open("rb") as file:
+            with shard.open("rb") as file:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
-                sound, fps = len(head.offsets) - 1, float(head.meta["fps"])  # the frames come before the sound
-                times = Plan(frames=self.frames, span=self.span).times(0, sound / fps, window)
-                picks = [min(int(time * fps + 1e-6), sound - 1) for time in times]
-                parts = {member: head.read(file, member) for member in {*picks, sound}}
+                if picks is None:
+                    return head, [], b""
+                sound = len(head.offsets) - 1  # the frames come before it
+                chosen = picks(sound, float(head.meta["fps"]))
+                parts = {member: head.read(file, member) for member in {*chosen, sound}}
+                return head, [parts[pick] for pick in chosen], parts[sound]
         except (OSError, DamagedSampleError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
-        frames = decode_jpegs([parts[pick] for pick in picks], self.size)
-        return Clip(entry.id, frames, decode_flac(parts[sound]), self.labels(index))
 
 
 def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:

@@ -81,6 +81,21 @@ def read_cut(
     return _read(Path(path), start, duration, size, times, time_limit)
 
 
+def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float = 30.0) -> Tensor:
+    """What `decode` gives of one track, video or audio, of a file that may have no other."""
+    path, deadline = Path(path), time.monotonic() + time_limit
+    for back in SEEK_BACK:
+        with open_media(path, deadline) as container:
+            found = tracks(path, container)
+            if found[kind] is None:
+                raise ClipError(path, f"no {kind} track", "give a file that has one")
+            video, audio = (found[name] if name == kind else None for name in ("video", "audio"))
+            cut = Cut(path, container, video, audio, plan.start, plan.duration, deadline)
+            if cut.gather(back):
+                return cut.pictures(plan.times, plan.size) if kind == "video" else cut.waveform()
+    raise AssertionError("a read from the start of a file always succeeds")
+
+
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
     """The length of a file in seconds as its header states it, None if it does not."""
     with open_media(Path(path), time.monotonic() + time_limit) as container:
@@ -203,16 +218,18 @@ class Cut:
         from_start = self.begin - back <= self.origin
         if not from_start:
             try:
-                moment = int((self.begin - back) / self.tick[self.video.index])
-                self.container.seek(moment, stream=self.video)
+                lead = self.streams[0]
+                self.container.seek(int((self.begin - back) / self.tick[lead.index]), stream=lead)
             except require("av.error").FFmpegError:  # not every format can
                 return False
-        reached_v = reached_a = -math.inf
+        reached = {stream.index: -math.inf for stream in self.streams}
         held = 0
         for packet in self._demux():
             begin, end = self._span(packet)
             if packet.stream is self.audio:
-                reached_a = max(reached_a, begin)
+                if self.video is None and begin > self.begin and not from_start and not self.audio_packets:
+                    return False
+                reached[packet.stream_index] = max(reached[packet.stream_index], begin)
                 if end > self.begin - SLACK and begin < self.end:
                     self.audio_packets.append(packet)
             else:
@@ -220,17 +237,19 @@ class Cut:
                     continue
                 if not self.video_packets and begin > self.begin and not from_start:
                     return False
+                reached_v = reached[packet.stream_index]
                 if reached_v < self.end:  # the first packet past the end tells how long the last frame is shown
                     self.video_packets.append(packet)
                     held += packet.size
-                reached_v = max(reached_v, begin if packet.dts is None else packet.dts * self.tick[self.video.index])
+                now = begin if packet.dts is None else packet.dts * self.tick[packet.stream_index]
+                reached[packet.stream_index] = max(reached_v, now)
             if held > HELD_MOST:
                 raise ClipError(self.path, "too much data in the clip", "re-encode it with more keyframes")
-            if min(reached_v, reached_a) >= self.end or max(reached_v, reached_a) >= self.end + PATIENCE:
+            if min(reached.values()) >= self.end or max(reached.values()) >= self.end + PATIENCE:
                 break
         else:
             self.at_end = True
-        return bool(self.video_packets) or from_start
+        return bool(self.video_packets if self.video is not None else self.audio_packets) or from_start
 
     def _demux(self) -> Iterator[Any]:
         """Packets up to the end of the file's readable part; `_check_reached` decides whether that is enough."""
