@@ -1,6 +1,8 @@
 """Errors that a user can cause. Each message names the value, the place and the remedy in one sentence."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
@@ -27,6 +29,23 @@ class ClipError(StellaError):
 
     def __reduce__(self) -> tuple[type["ClipError"], tuple[str, str, str]]:
         return ClipError, (self.path, self.reason, self.remedy)  # picklable, for loader workers
+
+
+@contextmanager
+def skippable(path: object) -> Iterator[None]:
+    """Whatever goes wrong with one clip becomes a `ClipError`, so that it is skipped and the run goes on.
+
+    Other `StellaError`s pass: a missing package or a wrong setting is not the clip's fault.
+    """
+    try:
+        yield
+    except StellaError:
+        raise
+    except MemoryError as error:
+        raise ClipError(path, "too much memory", "re-encode it, or allow a worker more memory") from error
+    except Exception as error:
+        what = " ".join(str(error).split())[:200]
+        raise ClipError(path, f"unforeseen {type(error).__name__}", f"{what}: leave it out and report this") from error
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:

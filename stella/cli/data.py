@@ -21,7 +21,7 @@ def look(
     from stella.data.folder import Folder
     from stella.data.shards import Shards
     from stella.data.skipped import in_words
-    from stella.errors import ClipError
+    from stella.errors import ClipError, skippable
     from stella.report.sheet import SHEETS, contact_sheet
 
     if out.suffix.lower() not in SHEETS:
@@ -32,7 +32,9 @@ def look(
     tried = min(clips, len(source))
     for number in range(tried):  # spread evenly over the folder
         try:
-            good.append(source[number * len(source) // tried])
+            index = number * len(source) // tried
+            with skippable(source.location(index)):
+                good.append(source[index])
         except ClipError as error:
             bad.append(error)
             say(f"skipped {error}", "yellow")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
 from stella.data.workers import Done, Pool, Tick
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, skippable
 from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
 from stella.rng import generator
@@ -47,7 +47,8 @@ def read_clip(source: Source, job: Job, position: int, window: float, tick: Tick
     index = job.indices[position]
     if position in job.bad:
         raise ClipError(location_of(source, index), *job.bad[position])
-    clip = clip_of(source, index, window)
+    with skippable(location_of(source, index)):
+        clip = clip_of(source, index, window)
     if len(clip.audio) < LENGTH:
         raise ClipError(clip.id, "too little audio", f"a clip needs at least {LENGTH} samples: leave it out")
     return clip

@@ -22,7 +22,7 @@ from stella.data.folder import find_videos, read_labels
 from stella.data.shards import ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import Done, Lost, Pool, Tick
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, skippable
 from stella.files import lock, read_json, sweep, write_json
 from stella.media.decode import read_cut, read_duration
 
@@ -159,14 +159,19 @@ class _Cutter:
 
     def __call__(self, job: Job, tick: Tick) -> bytes | float | ClipError:
         tick(0)
-        path, s = self.src / job.file, self.settings
+        path = self.src / job.file
         try:
-            if job.start is None:
-                duration = read_duration(path, time_limit=self.time_limit)
-                return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
-            frames, waveform = read_cut(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
+            with skippable(path):
+                return self._cut(job, path)
         except ClipError as error:
             return error
+
+    def _cut(self, job: Job, path: Path) -> bytes | float | ClipError:
+        s = self.settings
+        if job.start is None:
+            duration = read_duration(path, time_limit=self.time_limit)
+            return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
+        frames, waveform = read_cut(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
         meta = {
             "id": job.id,
             "source": job.file,

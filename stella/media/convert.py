@@ -26,8 +26,9 @@ class Sound:
         self.kind: object = None
         self.due = -math.inf  # when the next frame of this run begins
 
-    def add(self, frame: Any) -> None:
-        begin = self.due if frame.pts is None else frame.pts * float(frame.time_base)
+    def add(self, frame: Any, tick: float) -> None:
+        """`tick` is the stream's time base in seconds: frames of a flushed decoder have none of their own."""
+        begin = self.due if frame.pts is None else frame.pts * tick
         end = begin + frame.samples / frame.sample_rate
         if end < self.begin - RING or begin > self.end + RING:
             return

@@ -1,0 +1,120 @@
+"""How media files are opened: odd but healthy ones are read, and none of them reaches outside itself."""
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from helpers.media_files import CLIPS, level_frame, tone, write
+
+from stella.errors import ClipError
+from stella.media.codecs import decode_flac, encode_flac
+from stella.media.decode import Plan, decode
+
+PLAN = Plan(0, 2.0, 4, 48, None)
+
+
+def levels(count: int) -> list:
+    return [level_frame(20 + 3 * (i % 70)) for i in range(count)]
+
+
+def test_narrow_band_opus_is_read_to_its_end(tmp_path: Path) -> None:
+    """The decoder holds samples back; frames that it gives up at the end have no time base."""
+    low = {"b": "6000", "application": "voip"}
+    sound = tone(2, 48000)
+    path = write(tmp_path / "a.mkv", levels(50), sound, rate=48000, audio_codec="libopus", audio_options=low)
+    audio = decode(path, PLAN).audio
+    assert len(audio) == 32000 and audio[-8000:].std() > 0.2
+
+
+def test_a_track_that_appears_in_mid_file_is_no_end(tmp_path: Path) -> None:
+    seconds, frames, sound = 6, levels(150), tone(6, 48000)
+    first = write(tmp_path / "first.ts", frames, sound, rate=48000).read_bytes()
+    times = [seconds + i / 25 for i in range(150)]
+    last = write(tmp_path / "last.ts", frames, sound, rate=48000, times=times, audio_start=seconds).read_bytes()
+    with av.open(str(tmp_path / "more.ts"), "w") as out:  # more tracks than at the start
+        for stream in [out.add_stream("aac", rate=48000, layout="mono") for _ in range(4)]:
+            raw = av.AudioFrame.from_ndarray(tone(1, 48000), format="fltp", layout="mono")
+            raw.sample_rate, raw.pts = 48000, 48000 * seconds
+            out.mux([*stream.encode(raw), *stream.encode()])
+    empty = (bytes([0x47, 0x1F, 0xFF, 0x10]) + bytes(184)) * 3000  # the end of a file is read when it is opened
+    path = tmp_path / "a.ts"
+    path.write_bytes(first + (tmp_path / "more.ts").read_bytes() + empty + last)
+    with av.open(str(path)) as container:
+        assert len(container.streams) == 2
+    clip = decode(path, Plan(0, 30.0, 4, 48, None))
+    assert len(clip.audio) > 16000 * (2 * seconds - 1) and clip.video.float().std() > 5
+
+
+# ---- files that reach outside
+
+
+HOSTILE = {
+    "ffconcat": "ffconcat version 1.0\nfile {other}\n",
+    "concat of itself": "ffconcat version 1.0\nfile {self}\nfile {self}\n",
+    "concat with a FIFO": "ffconcat version 1.0\nfile {fifo}\n",
+    "HLS": "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{other}\n#EXT-X-ENDLIST\n",
+    "HLS with a FIFO": "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{fifo}\n#EXT-X-ENDLIST\n",
+    "DASH": '<?xml version="1.0"?>\n<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" '
+    'mediaPresentationDuration="PT2S"><Period><AdaptationSet><Representation id="1" bandwidth="1">'
+    "<BaseURL>{other}</BaseURL></Representation></AdaptationSet></Period></MPD>\n",
+    "SDP": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 50010 RTP/AVP 96\n"
+    "a=rtpmap:96 H264/90000\n",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_second_file_is_opened(tmp_path: Path, kind: str, opened: list[str]) -> None:
+    """A list of other places is refused before anything that it names is touched."""
+    path, fifo, other = tmp_path / "a.mp4", tmp_path / "fifo.mp4", tmp_path / "other.mpg"
+    os.mkfifo(fifo)
+    other.symlink_to(CLIPS / "bbaf2n.mpg")
+    path.write_text(HOSTILE[kind].format(other=other.name, self=path.name, fifo=fifo.name))
+    opened.clear()
+    began = time.monotonic()
+    with pytest.raises(ClipError) as caught:
+        decode(path, PLAN, time_limit=3)
+    assert caught.value.reason == "not a media file" and time.monotonic() - began < 1
+    assert set(opened) <= {str(path)}
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[list[str]]:
+    """The files below `tmp_path` that this process has opened, as the kernel tells them."""
+    libc, found = ctypes.CDLL(None, use_errno=True), []
+    watch = libc.inotify_init1(os.O_NONBLOCK)
+    libc.inotify_add_watch(watch, os.fsencode(tmp_path), 0x20)  # IN_OPEN
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(watch, 1 << 16)
+                while data:
+                    length = int.from_bytes(data[12:16], "little")
+                    found.append(str(tmp_path / os.fsdecode(data[16 : 16 + length].rstrip(b"\0"))))
+                    data = data[16 + length :]
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield found
+    stop.set()
+    thread.join()
+    os.close(watch)
+
+
+def test_a_flac_in_memory_is_flac_and_nothing_else(tmp_path: Path) -> None:
+    secret = write(tmp_path / "secret.wav", None, tone(1, 16000), audio_codec="pcm_s16le")
+    for hostile in (f"ffconcat version 1.0\nfile 'file:{secret}'\n", HOSTILE["SDP"]):
+        with pytest.raises(ValueError, match="no sound"):
+            decode_flac(hostile.encode())
+    with pytest.raises(ValueError, match="no sound"):
+        decode_flac(secret.read_bytes())
+    assert len(decode_flac(encode_flac(torch.zeros(16000)))) == 16000
