@@ -11,6 +11,8 @@ from stella.errors import StellaError
 
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")]
 
+WorkerGB = Annotated[float, typer.Option(help="GB of memory for one worker process; what needs more is skipped.")]
+
 
 def look(
     src: Annotated[Path, typer.Argument(help="Folder of videos, or of shards.")],
@@ -55,12 +57,18 @@ def prepare(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Length of a clip in seconds.")] = 10.24,
     split: Annotated[bool, typer.Option(help="Cut long videos into consecutive clips.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict/--lenient", help="Skip videos that FFmpeg finds damaged, or take what it conceals."),
+    ] = True,
     workers: Workers = None,
+    worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
     from stella.data.prepare import prepare as run
 
-    say(str(run(src, dst, labels_csv=labels, seconds=seconds, split=split, workers=workers)))
+    options = {"seconds": seconds, "split": split, "strict": strict, "workers": workers, "worker_gb": worker_gb}
+    say(str(run(src, dst, labels_csv=labels, **options)))
 
 
 def pack(

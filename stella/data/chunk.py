@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
-from stella.data.workers import Done, Pool, Tick
+from stella.data.workers import WORKER_GB, Done, Pool, Tick
 from stella.errors import ClipError, StellaError, skippable
 from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
@@ -131,7 +131,12 @@ class Maker:
 
 
 def make(
-    task: Callable[[Job, Tick], Made], jobs: Iterator[Job], workers: int, prefetch: int, time_limit: float
+    task: Callable[[Job, Tick], Made],
+    jobs: Iterator[Job],
+    workers: int,
+    prefetch: int,
+    time_limit: float,
+    worker_gb: float = WORKER_GB,
 ) -> Generator[Made, None, None]:
     """What `task` makes of these jobs, in order, in worker processes that run ahead, or (0) in this process.
 
@@ -141,7 +146,7 @@ def make(
     if not workers:
         yield from (task(job, lambda item: None) for job in jobs)
         return
-    pool = Pool(task, workers, prefetch, time_limit)
+    pool = Pool(task, workers, prefetch, time_limit, worker_gb)
     ready: dict[int, Made] = {}
     submitted = 0
     try:

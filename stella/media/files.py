@@ -4,6 +4,7 @@ A file is data, never a list of other places to read from: FFmpeg may open no ne
 the formats listed here.
 """
 
+import errno
 import io
 import stat
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stella.errors import ClipError, require
+from stella.errors import ClipError, ConfigError, require
 
 # FFmpeg's names of the formats that people have. None of them names other files, as playlists, SDP or image
 # sequences do.
@@ -29,6 +30,10 @@ class Limits:
 
     strict: bool = True  # refuse content that FFmpeg finds damaged; false: take it where FFmpeg conceals the damage
     pixels: int = 40_000_000  # of one picture, refused before it is decoded; 8K video has 35 million
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pixels < 2**31:
+            raise ConfigError(f"a limit of {self.pixels} pixels makes no sense; give one of 1 … 2^31 - 1")
 
     @property
     def codec_options(self) -> dict[str, str]:
@@ -48,12 +53,16 @@ def open_media(path: Path, deadline: float, limits: Limits = LIMITS) -> Iterator
         with _container(f"file:{path}", "file", FORMATS, limits, timeout=left) as container:
             opened = True
             for stream in container.streams.video:
-                if stream.codec_context and stream.codec_context.width * stream.codec_context.height > limits.pixels:
-                    raise ClipError(path, "picture too large", f"it has more than {limits.pixels:,} pixels: scale it")
+                context = stream.codec_context  # FFmpeg gives it no size at all beyond `max_pixels`
+                if context and not 0 < context.width * context.height <= limits.pixels:
+                    remedy = f"a picture of 1 to {limits.pixels:,} pixels is accepted: scale it, or raise the limit"
+                    raise ClipError(path, "picture too large or of unknown size", remedy)
             yield container
     except av.error.ExitError as error:
         raise late(path) from error
     except av.error.FFmpegError as error:
+        if error.errno == errno.ENOMEM:
+            raise ClipError(path, "too much memory", "re-encode it, or allow a worker more memory") from error
         if opened:
             raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
         remedy = "it is damaged, truncated, a playlist or of another format: fetch it again or leave it out"

@@ -2,13 +2,16 @@
 
 import contextlib
 import ctypes
+import gc
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 import torch
 from helpers.media_files import CLIPS, level_frame, tone, write
@@ -16,6 +19,7 @@ from helpers.media_files import CLIPS, level_frame, tone, write
 from stella.errors import ClipError
 from stella.media.codecs import decode_flac, encode_flac
 from stella.media.decode import Plan, decode
+from stella.media.files import Limits
 
 PLAN = Plan(0, 2.0, 4, 48, None)
 
@@ -118,3 +122,34 @@ def test_a_flac_in_memory_is_flac_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no sound"):
         decode_flac(secret.read_bytes())
     assert len(decode_flac(encode_flac(torch.zeros(16000)))) == 16000
+
+
+# ---- bombs, and what is left behind
+
+
+def test_a_picture_that_is_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """A few kilobytes of 8000 × 6000: decoded they would take hundreds of megabytes."""
+    large = np.zeros((6000, 8000, 3), np.uint8)
+    path = write(tmp_path / "a.mov", [large], tone(1, 16000), codec="png", pix_fmt="gray")
+    assert path.stat().st_size < 1e6
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ClipError, match="1 to 40,000,000 pixels"):
+        decode(path, PLAN)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000 and time.monotonic() - began < 1
+    small = write(tmp_path / "b.mp4", levels(50), tone(2, 16000))
+    assert len(decode(small, PLAN, limits=Limits(pixels=64 * 48)).video) == 4
+    with pytest.raises(ClipError, match="picture too large"):
+        decode(small, PLAN, limits=Limits(pixels=64 * 48 - 1))
+
+
+def test_a_clip_leaves_no_decoder_and_no_frame_behind() -> None:
+    """Large pictures must not wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        for name in ("bbaf2n", "lrwp9a"):
+            decode(CLIPS / f"{name}.mpg", PLAN)
+        kinds = (av.VideoFrame, av.AudioFrame, av.CodecContext, av.stream.Stream, av.container.Container)
+        assert not [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+    finally:
+        gc.enable()
