@@ -8,6 +8,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -233,9 +234,13 @@ class _Cut:
             raise empty
         pts = [p for p, _ in shown]
         wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
-        found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
+        found: dict[int, Tensor] = {}
+        with suppress(ClipError):
+            found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
         missing = sorted(set(wanted) - found.keys())
-        if missing:  # some decoders drop frames while they guess the order: decode from the first packet
+        if missing:  # decode from the first packet: some decoders drop frames while they guess the order, and files
+            # with intra refresh have keyframes in name only
+            self.video.codec_context.flush_buffers()
             found |= self._decode(missing, size, exact_skip=False, first=0)
         if len({p.shape for p in found.values()}) > 1:
             raise ClipError(self.path, "picture size changes", "re-encode it to one size")

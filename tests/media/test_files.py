@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import random
 import resource
 import threading
 import time
@@ -153,3 +154,53 @@ def test_a_clip_leaves_no_decoder_and_no_frame_behind() -> None:
         assert not [item for item in gc.get_objects() if issubclass(type(item), kinds)]
     finally:
         gc.enable()
+
+
+# ---- damage that FFmpeg would conceal
+
+
+def real_frames() -> list[np.ndarray]:
+    with av.open(str(CLIPS / "bbaf2n.mpg")) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)][:50]
+
+
+def wrong(path: Path, whole: torch.Tensor, limits: Limits) -> bool:
+    """Whether a damaged file gives other pictures than the whole one, without a word."""
+    try:
+        found = decode(path, PLAN, limits=limits).video
+    except ClipError:
+        return False
+    return float((found.float() - whole.float()).abs().mean((1, 2, 3)).max()) > 20
+
+
+def moving_frames() -> list[np.ndarray]:
+    """A texture that moves: what FFmpeg puts in the place of lost blocks is seen."""
+    coarse = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    picture = coarse.repeat(32, 0).repeat(32, 1)
+    return [np.roll(picture, 9 * i, 1) for i in range(50)]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("h264", 0), ("real mpeg1", 1)])
+def test_damage_does_not_become_other_pictures(tmp_path: Path, kind: str, most: int) -> None:
+    """H.264 notices nearly all damage, if FFmpeg is asked not to conceal it; MPEG-1 has less to notice it by."""
+    path = CLIPS / "bbaf2n.mpg"
+    if kind == "h264":
+        path = write(tmp_path / "whole.mp4", moving_frames(), tone(2, 16000))
+    whole, data = decode(path, PLAN).video, path.read_bytes()
+    rng, damaged = random.Random(0), tmp_path / f"damaged{path.suffix}"
+    count = {True: 0, False: 0}
+    for _ in range(30):
+        at = rng.randrange(len(data) // 50, len(data) * 3 // 5)
+        damaged.write_bytes(data[:at] + rng.randbytes(40) + data[at + 40 :])
+        for strict in count:
+            count[strict] += wrong(damaged, whole, Limits(strict))
+    assert count[True] <= most and count[False] >= 4
+
+
+def test_keyframes_in_name_only_are_decoded_from_the_real_one(tmp_path: Path) -> None:
+    refresh = {"x264-params": "intra-refresh=1:keyint=20"}
+    frames = real_frames()
+    path = write(tmp_path / "a.mp4", frames, tone(2, 16000), options=refresh)
+    shown = decode(path, Plan(0, 2.0, 4, 288, None)).video.permute(0, 2, 3, 1).numpy().astype(int)
+    off = [np.abs(shown[i] - frames[n]).mean() for i, n in enumerate((6, 18, 31, 43))]
+    assert max(off) < 6
