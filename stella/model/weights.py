@@ -226,7 +226,8 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
 def _check_unpacked(path: Path, size: int) -> None:
     if size > (packed := path.stat().st_size):
         raise WeightsError(
-            f"{path} has {packed:,} bytes and would unpack to {size:,}; torch does not compress: save it with torch.save"
+            f"{path} has {packed:,} bytes and would unpack to {size:,}; torch does not compress: "
+            "save it with torch.save"
         )
 
 

@@ -69,7 +69,12 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
             if folder.end is not None:
                 return _result(folder)
         with Stop() as stop:
-            return Run(config, folder, console or Console(), stop).go()
+            try:
+                return Run(config, folder, console or Console(), stop).go()
+            except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
+                if stop.signal is None:
+                    raise
+                return _result(folder, 128 + stop.signal)
 
 
 def resume(
@@ -173,9 +178,11 @@ class Run:
                 self._evaluate_if_due()
                 while self._train_task():
                     self._evaluate_if_due()
-                self._finish()
-            except Stopped:
-                assert self.stop.signal is not None
+                with self.stop.writing():
+                    self._finish()
+            except (Stopped, Exception):
+                if self.stop.signal is None:
+                    raise
                 again = f"stella pretrain --resume {self.folder.root}"
                 self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
                 return _result(self.folder, 128 + self.stop.signal)
@@ -186,7 +193,7 @@ class Run:
     def _train_task(self) -> bool:
         """Train to the end of a task; False if no step was left."""
         minutes = self.config.train.checkpoint_minutes
-        while self.trainer.advance():
+        while self._advance():
             ended, stopping = self.stream.finished_task is not None, self.stop.signal
             self._record(ended)
             stuck = self._stuck()
@@ -204,6 +211,17 @@ class Run:
             if ended:
                 return True
         return False
+
+    def _advance(self) -> bool:
+        """One step; False if no step was left. A checkpoint is saved if a stop ends the wait for its batches."""
+        step, position = self.trainer.counters.step, replace(self.stream.position)
+        try:
+            return self.trainer.advance()
+        except (Stopped, Exception):
+            begun = (self.trainer.counters.step, self.stream.position) != (step, position)
+            if self.stop.signal and not begun:
+                self._save()
+            raise
 
     def _stuck(self) -> bool:
         """Whether the last steps were all skipped. Waits for the device only if it seems so."""
@@ -316,6 +334,10 @@ class Run:
         return counts
 
     def _save(self) -> None:
+        with self.stop.writing():
+            self._save_now()
+
+    def _save_now(self) -> None:
         began, step = time.monotonic(), self.trainer.counters.step
         self.trainer.settle()
         self._write_skipped()
