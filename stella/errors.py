@@ -1,9 +1,21 @@
-"""Errors that a user can cause. Each message names the value, the place and the remedy in one sentence."""
+"""Errors that a user can cause. Each message names the value, the place and the remedy in one sentence.
+
+What a message quotes may come from anywhere; `plain` makes it safe to print.
+"""
 
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+
+
+def plain(text: object) -> str:
+    """A text of somebody else's (a file's name, a task, metadata) as one line that is safe to print.
+
+    Control characters, terminal escapes and bytes that are not UTF-8 are spelt out: `\\n`, `\\x1b`, `\\udce9`.
+    """
+    joiners = "\u200c\u200d"  # of many scripts
+    return "".join(c if c.isprintable() or c in joiners else ascii(c)[1:-1] for c in str(text))
 
 
 class StellaError(Exception):
@@ -22,7 +34,7 @@ class ClipError(StellaError):
     """A clip that cannot be used. A run skips it, counts it by `reason` and lists it in `skipped.jsonl`."""
 
     def __init__(self, path: object, reason: str, remedy: str) -> None:
-        super().__init__(f"{path}: {reason}; {remedy}")
+        super().__init__(plain(f"{path}: {reason}; {remedy}"))
         self.path = str(path)
         self.reason = reason
         self.remedy = remedy

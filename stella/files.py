@@ -26,7 +26,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    write_bytes(path, encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8. Bytes of names that are not UTF-8 become `\\udcXX`, which JSON reads back as the same name."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_json(path: Path, tree: Any) -> None:
@@ -115,7 +120,7 @@ class Lines(Appended):
         super().__init__(path, path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self.append(encoded(json.dumps(line, ensure_ascii=False)) + b"\n")
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stella.cli.common import Overrides, console, integers, listed, say, split, wide
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 
 
 def evaluate(
@@ -98,7 +98,7 @@ def weights(
     table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
     for name, value in {"sizes": found.sizes, **found.extra}.items():
-        table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))
+        table.add_row(Text(plain(name)), Text(plain(_key_values(value, defaults.get(name, {})))))
     console.print(table, highlight=False, soft_wrap=True)
 
 
@@ -130,8 +130,8 @@ def bench(
 
     given = [f"train.compile={compile}", *(values or [])]
     place = machine(resolve(RunConfig, None, given).train)
-    if place.remark:
-        say(place.remark)
+    for remark in place.remark.splitlines():
+        say(remark)
     base = [f"model.preset={'tiny' if place.device.type == 'cpu' else 'base'}", *given]
     configs = bench_configs(listed(methods), integers("--batches", batches), base)
     if packed is not None:

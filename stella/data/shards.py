@@ -22,7 +22,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig, with_margin
 from stella.errors import ClipError, StellaError
-from stella.files import Appended, write_json
+from stella.files import Appended, encoded, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 
@@ -114,7 +114,7 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
     members = [*encode_jpegs(frames), encode_flac(waveform)]
     names = [f"{number:03d}.jpg" for number in range(len(members) - 1)] + ["flac"]
     meta = meta | {"fps": fps, "sizes": [len(m) for m in members], "crc32": [zlib.crc32(m) for m in members]}
-    text = json.dumps(meta, ensure_ascii=False).encode()
+    text = encoded(json.dumps(meta, ensure_ascii=False))
     parts: list[bytes] = []
     for name, data in zip(["json", *names], [text, *members], strict=True):
         info = tarfile.TarInfo(f"{_key(meta['id'])}.{name}")
@@ -264,7 +264,7 @@ def _entry(meta: dict[str, Any], offset: int) -> Entry:
 
 def _key(id: str) -> str:
     """A readable name, unique for the id, that WebDataset accepts (no dots, no folders) and fits a tar header."""
-    return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}"
+    return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(encoded(id), digest_size=6).hexdigest()}"
 
 
 def _read(file: BinaryIO, offset: int, size: int) -> bytes:

@@ -167,8 +167,8 @@ class Run:
                 self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
                 self.display.say(f"started at {_where(earlier[0])}, resumed at {_where(self.environment)}")
-            if self.machine.remark:
-                self.display.say(self.machine.remark)
+            for remark in self.machine.remark.splitlines():
+                self.display.say(remark)
             if not counters.step:
                 memory, stream = self.method.memory, self.config.stream
                 for line in plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory):
