@@ -68,7 +68,9 @@ def prepare(
     from stella.data.prepare import prepare as run
 
     options = {"seconds": seconds, "split": split, "strict": strict, "workers": workers, "worker_gb": worker_gb}
-    say(str(run(src, dst, labels_csv=labels, **options)))
+    summary = run(src, dst, labels_csv=labels, **options)
+    say(str(summary))
+    raise typer.Exit(0 if summary.clips else 1)
 
 
 def pack(

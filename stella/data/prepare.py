@@ -29,6 +29,7 @@ from stella.media.decode import read_cut, read_duration
 from stella.media.files import Limits
 
 SHORTEST_TAIL = 1.0  # seconds: a shorter rest of a split video is dropped
+MOST_CLIPS = 10_000  # of one video: 28 hours of clips of 10 seconds
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ class Summary:
     skipped: dict[str, int]  # by reason
     bytes: int
     seconds: float
+    gone: tuple[str, ...] = ()  # files that clips in the folder were made of and that are there no more
 
     def __str__(self) -> str:
         text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
         skipped = f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"
-        return f"{text if self.clips else 'no clip could be used'}; {skipped}"
+        named = f"{', '.join(self.gone[:5])}{' …' if len(self.gone) > 5 else ''}"
+        gone = f"; {len(self.gone)} files are gone whose clips remain: {named}" if self.gone else ""
+        return f"{text if self.clips else 'no clip could be used'}; {skipped}{gone}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ def prepare(
         writer.close()
     total = sum(shard.stat().st_size for shard in dst.glob("shard-*.tar"))
     clips = len(writer.ids)
-    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began)
+    gone = tuple(sorted(writer.sources - set(files)))
+    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began, gone)
 
 
 class _Run:
@@ -180,7 +185,12 @@ class _Cutter:
         s = self.settings
         if job.start is None:
             duration = read_duration(path, time_limit=self.time_limit)
-            return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
+            if duration is None or duration <= 0:
+                return ClipError(path, "unknown length", "it holds no packets with times: remux it or leave it out")
+            if duration / s.seconds > MOST_CLIPS:
+                remedy = f"it lasts {duration:,.0f} s, more than {MOST_CLIPS:,} clips: cut it or give longer clips"
+                return ClipError(path, "too many clips", remedy)
+            return duration
         frames, waveform = read_cut(
             path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit, limits=Limits(s.strict)
         )
@@ -214,6 +224,8 @@ def _stamp(path: Path) -> str | None:
 def _keep_settings(dst: Path, settings: Settings) -> None:
     path = dst / "prepare.json"
     if not path.exists():
+        if strange := next(dst.glob("shard-*"), None):
+            raise StellaError(f"{strange} was not written by stella prepare; choose another folder")
         write_json(path, asdict(settings))
     elif changed := differences({"strict": True} | read_json(path), asdict(settings)):
         raise StellaError(

@@ -135,9 +135,10 @@ class ShardWriter:
         for shard in shards:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 _write_index(shard, scan(shard)[0])
-        self.ids = {entry.id for shard in shards for entry in _read_index(shard)}
+        indexed = [entry for shard in shards for entry in _read_index(shard)]
         self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
-        self.ids |= {entry.id for entry in self._entries}
+        self.ids = {entry.id for entry in (*indexed, *self._entries)}
+        self.sources = {entry.source for entry in (*indexed, *self._entries)}  # files that they were made of
 
     def append(self, sample: bytes) -> None:
         """Write a `sample`; a full shard is closed."""

@@ -90,9 +90,39 @@ def read_cut(
 
 
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
-    """The length of a file in seconds as its header states it, None if it does not."""
-    with open_media(Path(path), time.monotonic() + time_limit) as container:
-        return container.duration / 1e6 if container.duration else None
+    """The length of a file in seconds, as far as it can be read; None if it holds no packets.
+
+    What its header states is taken if the file reaches that far, which its end tells; else all packets are read.
+    """
+    path, deadline = Path(path), time.monotonic() + time_limit
+    with open_media(path, deadline) as container:
+        stated = (container.duration or 0) / 1e6
+        reached = _reach(path, container, deadline, stated - PATIENCE) if stated > 0 else None
+    if reached is None or reached < stated - SLACK:
+        with open_media(path, deadline) as container:
+            return _reach(path, container, deadline)
+    return max(stated, reached)
+
+
+def _reach(path: Path, container: Any, deadline: float, start: float = 0.0) -> float | None:
+    """Where the last packet after `start` ends, in seconds from the file's beginning; None if there is none."""
+    error, origin = require("av.error"), (container.start_time or 0) / 1e6
+    streams = [*container.streams.video, *container.streams.audio]
+    ends: list[float] = []
+    with suppress(IndexError):  # see `_demux`
+        try:
+            if start > 0:
+                container.seek(int((origin + start) * 1e6))
+            for packet in container.demux(streams) if streams else ():
+                check_time(path, deadline)
+                if packet.size and packet.pts is not None:
+                    ends.append(float((packet.pts + (packet.duration or 0)) * packet.time_base) - origin)
+                    ends = [max(ends)]
+        except error.ExitError:
+            raise
+        except error.FFmpegError:  # not every format can seek, and a damaged file ends where it cannot be read
+            pass
+    return max(ends, default=None)
 
 
 def _read(
