@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -82,8 +83,9 @@ def publish(temporary: Path, path: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files of killed writers. Only the holder of the folder's lock may call this."""
-    for left in folder.glob("*.????????.tmp"):
-        left.unlink()
+    for left in folder.iterdir():
+        if re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", left.name, re.S) and left.is_file() and not left.is_symlink():
+            left.unlink()
 
 
 class Appended:
@@ -149,7 +151,11 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """
     file = _locked(path, wait)
     try:
-        file.truncate(0)  # a killed holder leaves its number there
+        file.seek(0)
+        if not re.fullmatch(r"\d*\n?", file.read(100)):  # a killed holder leaves its number there
+            file.close()
+            raise StellaError(f"{path} is not a lock of ours; choose another folder, or move that file away")
+        file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
@@ -161,7 +167,7 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 def _locked(path: Path, wait: bool) -> IO[str]:
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+", encoding="utf-8", errors="replace")
         _locks.add(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

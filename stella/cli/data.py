@@ -74,7 +74,7 @@ def prepare(
 
 
 def pack(
-    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    out: Annotated[Path, typer.Argument(help="Folder to create, to resume, or to add new clips to.")],
     recipe: Recipe = None,
     values: Overrides = None,
     evaluation: Annotated[
@@ -88,6 +88,7 @@ def pack(
         typer.Option(min=1, help="Windows of frames to store per clip, for training to draw from; an odd number."),
     ] = 1,
     workers: Workers = None,
+    worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Decode clips once and store them as arrays that feed a GPU: then train with data.source=packed."""
     from stella.data.pack import pack as run
@@ -96,4 +97,4 @@ def pack(
     data = run_config(*split(recipe, values)).data
     want, tasks = data.sizes(), data.all_tasks(evaluation)
     sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": data.decoded_pixels}
-    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers)))
+    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, worker_gb=worker_gb)))
