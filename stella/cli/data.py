@@ -9,7 +9,9 @@ import typer
 from stella.cli.common import Overrides, Recipe, say, split
 from stella.errors import StellaError
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1000, help="Number of worker processes.", show_default="one per core")
+]
 
 WorkerGB = Annotated[float, typer.Option(help="GB of memory for one worker process; what needs more is skipped.")]
 

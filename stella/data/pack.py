@@ -62,7 +62,7 @@ def pack(
     settings = {"pixels": pixels, "spec_frames": spec_frames, "windows": windows, "size": size, "width": width or size}
     with _folder(out), lock(out / ".lock"), closing(_Writer(out, settings, samples)) as writer:
         before, skipped = len(writer.header.ids), Skipped(out / SKIPPED)
-        done = frozenset((task if tasks[0][0] else None, id) for task, id in writer.keys())
+        done = frozenset((task if tasks[0][0] else None, id) for task, id in writer.packed())
         cutter = _Cutter(tasks, size, width or size, samples, windows, done)
         workers = (os.cpu_count() or 1) if workers is None else workers
         with closing(make(cutter, cutter.jobs(), workers, 2, time_limit, worker_gb)) as chunks:
@@ -195,7 +195,8 @@ class _Writer:
         self._arrays = [Appended(out / name, len(self.header.ids) * sizes[name]) for name in ARRAYS]
         self._journal = Lines(out / JOURNAL)
 
-    def keys(self) -> Iterator[tuple[str | None, str]]:
+    def packed(self) -> Iterator[tuple[str | None, str]]:
+        """Task and id of each clip."""
         return zip(self.header.tasks, self.header.ids, strict=True)
 
     def append(self, row: _Row) -> None:

@@ -8,6 +8,7 @@ are read without the rest and damage is detected. `….tar.part` is being writte
 import hashlib
 import io
 import json
+import math
 import re
 import tarfile
 import zlib
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig, with_margin
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, require
 from stella.files import Appended, encoded, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
@@ -48,6 +49,13 @@ class Entry:
     offset: int  # bytes into the shard
     label: str | None = None
     task: str | None = None
+
+    def __post_init__(self) -> None:
+        texts = (self.id, self.source, self.label or "", self.task or "")
+        if not all(isinstance(text, str) for text in texts) or type(self.offset) is not int or self.offset < 0:
+            raise TypeError("names are no texts, or the offset is no position")
+        if not math.isfinite(self.start):
+            raise ValueError(f"a clip cannot start at {self.start}")
 
 
 class DamagedSampleError(Exception):
@@ -98,15 +106,15 @@ class Shards:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
-                sound, fps = len(head.offsets) - 1, float(head.meta["fps"])  # the frames come before the sound
+                sound, fps = len(head.offsets) - 1, head.meta["fps"]  # the frames come before the sound
                 times = Plan(frames=self.frames, span=self.span).times(0, sound / fps, window)
                 picks = [min(int(time * fps + 1e-6), sound - 1) for time in times]
                 parts = {member: head.read(file, member) for member in {*picks, sound}}
-        except (OSError, DamagedSampleError) as error:
+            frames, waveform = decode_jpegs([parts[pick] for pick in picks], self.size), decode_flac(parts[sound])
+        except (OSError, DamagedSampleError, ValueError, require("av.error").FFmpegError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
-        frames = decode_jpegs([parts[pick] for pick in picks], self.size)
-        return Clip(entry.id, frames, decode_flac(parts[sound]), self.labels(index))
+        return Clip(entry.id, frames, waveform, self.labels(index))
 
 
 def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
@@ -200,14 +208,15 @@ def read_head(file: BinaryIO, offset: int) -> Head:
     try:
         size = tarfile.TarInfo.frombuf(_read(file, offset, tarfile.BLOCKSIZE), "utf-8", "strict").size
         meta = json.loads(_read(file, offset + tarfile.BLOCKSIZE, size))
-        meta["sizes"] = [int(size) for size in meta["sizes"]]
-        if not {"id", "source", "start", "fps", "crc32"} <= meta.keys() or len(meta["crc32"]) != len(meta["sizes"]):
-            raise DamagedSampleError(f"its JSON at byte {offset} is incomplete")
+        meta["sizes"], meta["fps"] = [int(size) for size in meta["sizes"]], float(meta["fps"])
+        _entry(meta, offset)
+        if len(meta["crc32"]) != len(meta["sizes"]) or len(meta["sizes"]) < 2 or not 0 < meta["fps"] <= 1000:
+            raise DamagedSampleError(f"its JSON at byte {offset} describes no clip")
         offsets, end = [], offset
         for length in [size, *meta["sizes"]]:
             offsets.append(end + tarfile.BLOCKSIZE)
             end = offsets[-1] + length + -length % tarfile.BLOCKSIZE
-    except (tarfile.HeaderError, ValueError, KeyError, TypeError) as error:
+    except (tarfile.HeaderError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedSampleError(f"no sample begins at byte {offset}") from error
     return Head(meta, offsets[1:], end)
 
@@ -269,8 +278,9 @@ def _key(id: str) -> str:
 
 
 def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    if size < 0 or offset + size > (end := file.seek(0, io.SEEK_END)):
+        raise DamagedSampleError(
+            f"the file ends at byte {end} instead of {offset + size}" if size >= 0 else "a size < 0"
+        )
     file.seek(offset)
-    data = file.read(size)
-    if len(data) < size:
-        raise DamagedSampleError(f"the file ends at byte {offset + len(data)} instead of {offset + size}")
-    return data
+    return file.read(size)

@@ -18,7 +18,7 @@ from stella.clip import ArraySource, Batch, BatchSource, Device, Source
 from stella.config import differences
 from stella.data.chunk import Chunk, Job, Maker, make
 from stella.data.skipped import Skipped, in_words
-from stella.data.workers import WORKER_GB
+from stella.data.workers import MOST_WORKERS, WORKER_GB
 from stella.errors import ConfigError, StellaError
 from stella.rng import generator
 
@@ -46,6 +46,8 @@ class StreamConfig:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ConfigError(f"{name} must be at least {value}, not {getattr(self, name)}")
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(f"stream.workers={self.workers} must be at most {MOST_WORKERS}: each is a process")
         if not 0 <= self.most_bad <= 1:
             raise ConfigError(f"stream.most_bad={self.most_bad} must lie in 0…1")
         for name in ("time_limit", "worker_gb"):

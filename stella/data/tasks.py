@@ -223,6 +223,9 @@ class DecodedConfig(FilesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
+        for name, most in {"pixels": 10_000, "frames": 10_000, "duration": 3600}.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"data.{name}={getattr(self, name)} must be at most {most:,}")
 
     def sizes(self) -> Sizes:
         return Sizes(self.pixels, round(self.duration * 100), self.frames)

@@ -42,6 +42,7 @@ Task = Callable[[Any, Tick], Any]
 START_METHOD = "forkserver"
 SILENCE = 20.0  # seconds without a sign of life, between items, after which a worker is replaced
 STARTING = 120.0  # the same for a worker that starts
+MOST_WORKERS = 1000
 WORKER_GB = 4.0  # memory that one worker may take; 8K video needs about 2
 
 

@@ -355,6 +355,11 @@ class Run:
         counters, slow = self.trainer.counters, self.trainer.slow
         if counters.step and counters.skipped == counters.step:
             raise StellaError("no step of this run was finite; check the data, or start a new run")
+        for model in (self.method.eval_model, *([] if slow is None else [slow.model])):
+            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+                raise StellaError(
+                    "the weights of this run are not finite, so it is no success; start a new run with a lower train.lr"
+                )
         evaluations = _evaluations(self.folder)
         scores = summary(evaluations)
         extra = {"config": to_tree(self.config), "commit": self.environment["commit"]}
