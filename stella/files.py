@@ -43,9 +43,11 @@ def read_json(path: Path, remedy: str = "check the path") -> dict[str, Any]:
     """The object in a JSON file. `remedy` ends the message about a file that cannot be opened."""
     try:
         tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict):
+            raise ValueError("it holds no object")
     except OSError as error:
         raise StellaError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StellaError(f"{path} is damaged ({error}); restore it, or delete it and start again") from error
     return tree
 
@@ -130,11 +132,16 @@ def read_lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     lines: list[Line] = []
-    *complete, _ = path.read_bytes().split(b"\n")
+    try:
+        *complete, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); restore or remove it") from error
     for number, line in enumerate(complete, 1):
         try:
             lines.append(json.loads(line))
-        except ValueError as error:
+            if not isinstance(lines[-1], dict):
+                raise ValueError("it holds no object")
+        except (ValueError, RecursionError) as error:
             raise StellaError(f"line {number} of {path} is damaged ({error}); restore or remove it") from error
     return lines
 

@@ -40,16 +40,17 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Print a table of runs and write one self-contained HTML page about them."""
-    from stella.report.page import write_page
+    from stella.report.page import write_readable
     from stella.report.tables import results_table
-    from stella.runs.record import ceilings, group, read_run, unlike
+    from stella.runs.record import ceilings, group, unlike
 
-    found = [run for path in runs for run in _runs_in(path)]
-    records = [read_run(run) for run in found]
+    records, left_out = write_readable([run for path in runs for run in _runs_in(path)], out)
+    for sentence in left_out:
+        say(f"left out: {sentence}", "yellow")
     console.print(results_table(group(records), ceilings(records)))
     if sentence := unlike(records):
         say(sentence, "yellow")
-    say(str(write_page(found, out)))
+    say(str(out))
 
 
 def methods(
