@@ -200,14 +200,11 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager
-def explain_full_disk(root: Path) -> Iterator[None]:
+def explain_full_disk(root: Path, again: str = "free some space and run again") -> Iterator[None]:
     """Turn the system's error about a full disk into a sentence for the user."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise StellaError(
-            f"{root} cannot be written ({error.strerror}); nothing up to the last checkpoint is lost: "
-            "free some space and continue with --resume"
-        ) from error
+        raise StellaError(f"{root} cannot be written ({error.strerror}); {again}") from error

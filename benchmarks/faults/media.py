@@ -317,13 +317,13 @@ def jobs_intact(written: list[tuple[str, Path]]) -> list[Job]:
 
 
 def jobs_mutated(folder: Path, count: int) -> list[Job]:
-    """`count` damaged files, each decoded strictly and leniently: real MPEG-1 clips first, then other codecs."""
+    """`count` damaged files, half of them real MPEG-1 clips; every fifth is also decoded leniently, for comparison."""
     sources = sorted(CLIPS.glob("*.mpg")) + [folder / name for name in MUTATED if (folder / name).exists()]
     jobs = []
     for k in range(count):
-        of, change = sources[k % len(sources)], CHANGES[k // len(sources) % len(CHANGES)]
+        of, change = sources[k % len(sources)], CHANGES[(k // len(sources) + k) % len(CHANGES)]
         kind = "real mpeg1" if of.parent == CLIPS else of.name
-        for strict in (True, False):
+        for strict in (True, False) if k % 5 == 0 else (True,):
             file = folder / f"mutated-{k}-{strict}{of.suffix}"
             jobs.append(Job(kind, str(file), str(of), strict, change, k))
     return jobs

@@ -23,7 +23,7 @@ from stella.data.tasks import with_margin
 from stella.data.views import View
 from stella.data.workers import WORKER_GB, Tick
 from stella.errors import ClipError, StellaError
-from stella.files import Appended, Line, Lines, lock, read_lines, write_bytes, write_json
+from stella.files import Appended, Line, Lines, explain_full_disk, lock, read_lines, write_bytes, write_json
 from stella.media.fbank import LENGTH, SHIFT
 
 JOURNAL, SKIPPED = "packing.jsonl", "skipped.jsonl"
@@ -60,7 +60,7 @@ def pack(
     size = size or with_margin(pixels)
     samples = LENGTH + SHIFT * (spec_frames - 1)  # what filterbanks of this many frames need
     settings = {"pixels": pixels, "spec_frames": spec_frames, "windows": windows, "size": size, "width": width or size}
-    with _folder(out), lock(out / ".lock"), closing(_Writer(out, settings, samples)) as writer:
+    with explain_full_disk(out), _folder(out), lock(out / ".lock"), closing(_Writer(out, settings, samples)) as writer:
         before, skipped = len(writer.header.ids), Skipped(out / SKIPPED)
         done = frozenset((task if tasks[0][0] else None, id) for task, id in writer.packed())
         cutter = _Cutter(tasks, size, width or size, samples, windows, done)
@@ -212,16 +212,11 @@ class _Writer:
         windows = [window.numpy().tobytes() for window in row.frames]
         line = {"id": row.id, "name": row.name, "task": row.task, "frames": shape}
         line |= {"frames_crc32": [zlib.crc32(window) for window in windows], "sound_crc32": zlib.crc32(sound + length)}
-        try:
-            for array, data in zip(self._arrays, (b"".join(windows), sound, length), strict=True):
-                array.append(data)
-            if not self._journal.end:
-                self._journal.write({"settings": self.settings, "clips": len(self.header.ids)})
-            self._journal.write(line)
-        except OSError as error:
-            raise StellaError(
-                f"{self.out} cannot be written ({error.strerror}); free some space and run again"
-            ) from error
+        for array, data in zip(self._arrays, (b"".join(windows), sound, length), strict=True):
+            array.append(data)
+        if not self._journal.end:
+            self._journal.write({"settings": self.settings, "clips": len(self.header.ids)})
+        self._journal.write(line)
         self._note(line)
 
     def publish(self) -> None:

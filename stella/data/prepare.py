@@ -24,7 +24,7 @@ from stella.data.shards import ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import WORKER_GB, Done, Lost, Pool, Tick
 from stella.errors import ClipError, StellaError, skippable
-from stella.files import lock, read_json, sweep, write_json
+from stella.files import explain_full_disk, lock, read_json, sweep, write_json
 from stella.media.decode import read_cut, read_duration
 from stella.media.files import Limits
 
@@ -101,7 +101,7 @@ def prepare(
     files = find_videos(src)
     table = read_labels(labels_csv, src, files)
     dst.mkdir(parents=True, exist_ok=True)
-    with lock(dst / ".lock"), progress_bar(progress) as bar:
+    with explain_full_disk(dst), lock(dst / ".lock"), progress_bar(progress) as bar:
         sweep(dst)
         _keep_settings(dst, settings)
         skipped = Skipped(dst / "skipped.jsonl")

@@ -61,7 +61,8 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
         check(config, folder.started)
-    with folder.locked(), explain_full_disk(folder.root):
+    again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
+    with explain_full_disk(folder.root, again), folder.locked():
         if folder.started:
             if not resume:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")

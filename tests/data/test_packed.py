@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.disk import small_disk
 from helpers.streams import check_it_resumes_at_every_batch, ids, same
 from helpers.videos import Batched, Long, Videos
 from rich.console import Console
@@ -449,3 +450,11 @@ def test_a_run_trains_on_packed_clips(scenes: Path, tmp_path: Path, monkeypatch:
     assert seen[0].video.shape == (4, 4, 3, 96, 96) and seen[0].audio.shape == (4, 256, 128)
     assert sorted(id for batch in ids(seen[:6]) for id in batch) == list(range(20))
     assert len({int(i) // 10 for i in seen[6].ids}) == 2  # of both tasks in one batch
+
+
+def test_a_full_disk_is_told_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    whole = contents(packed(tmp_path / "whole", Videos(9)).root)
+    for most in (0, 50, 5000, 17_000):
+        with small_disk(most), pytest.raises(StellaError, match=r"cannot be written .* free some space and run again"):
+            packed(tmp_path / str(most), Videos(9))
+        assert contents(packed(tmp_path / str(most), Videos(9)).root) == whole
