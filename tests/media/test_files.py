@@ -189,12 +189,12 @@ def test_damage_does_not_become_other_pictures(tmp_path: Path, kind: str, most: 
     whole, data = decode(path, PLAN).video, path.read_bytes()
     rng, damaged = random.Random(0), tmp_path / f"damaged{path.suffix}"
     count = {True: 0, False: 0}
-    for _ in range(30):
+    for _ in range(20):
         at = rng.randrange(len(data) // 50, len(data) * 3 // 5)
         damaged.write_bytes(data[:at] + rng.randbytes(40) + data[at + 40 :])
         for strict in count:
             count[strict] += wrong(damaged, whole, Limits(strict))
-    assert count[True] <= most and count[False] >= 4
+    assert count[True] <= most and count[False] >= 2
 
 
 def test_keyframes_in_name_only_are_decoded_from_the_real_one(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.run_files import write_run
 from typer.testing import CliRunner
 
 from stella.cli import app
+from stella.report import plots
 
 
 def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], None]:
@@ -69,7 +71,8 @@ DAMAGED: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_each_damaged_folder_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_each_damaged_folder_is_told_and_the_others_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "PANELS", [])  # they take a second a page
     for seed in range(2):
         write_run(tmp_path / "runs" / f"good{seed}", "er", seed)
     for name, spoil in DAMAGED.items():
