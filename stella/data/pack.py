@@ -170,7 +170,9 @@ class _Cutter:
 
 def _id(source: Source, index: int) -> str | None:
     """The id of a clip. One that is not on a disk is made to learn it; None if it cannot be made."""
-    found = source.stored(index) if isinstance(source, View) else (source, index) if isinstance(source, Stored) else None
+    found = (
+        source.stored(index) if isinstance(source, View) else (source, index) if isinstance(source, Stored) else None
+    )
     try:
         return found[0].origin(found[1]).id if found else source[index].id
     except ClipError:

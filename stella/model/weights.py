@@ -95,8 +95,8 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     file = _open(find(path))
     if config is None:
         config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
-    if file.header:
-        _check_header(file, config)
+        if file.header:
+            _check_header(file, config)
     model = CAV(config)
     avm = None
     if file.has_avm:
@@ -165,7 +165,7 @@ def _open(path: Path) -> WeightFile:
     )
 
 
-def _check_header(file: _File, config: CAVConfig) -> None:
+def _check_header(file: WeightFile, config: CAVConfig) -> None:
     """Refuse a header whose sizes are not those of the file's tensors, before memory of these sizes is taken."""
     if config.depth + config.dec_depth > len(file.state):
         raise WeightsError(

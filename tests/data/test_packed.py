@@ -223,7 +223,7 @@ def change(root: Path, **changed: Any) -> None:
         ),
         (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; restore it"),
         (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make them with: stella pack"),
-        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json has version None"),
+        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json is damaged"),
         (lambda root: (root / "clips.json").write_text("{"), r"clips\.json is damaged"),
         (lambda root: change(root, colour=1), r"clips\.json does not describe packed clips"),
         (lambda root: change(root, version=1), r"has version 1 and this program reads version 3; pack again"),
