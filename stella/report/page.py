@@ -18,7 +18,7 @@ from stella.files import write_text
 from stella.methods import METHODS
 from stella.report import plots
 from stella.report.svg import SERIES
-from stella.report.tables import DIRECTIONS, named_ceilings
+from stella.report.tables import DIRECTIONS, named_ceilings, results_table
 from stella.runs.record import (
     Group,
     RunRecord,
@@ -53,6 +53,43 @@ def write_page(runs: Sequence[Path | str], out: Path | str) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, render([read_run(path) for path in runs]))
     return out
+
+
+def write_readable(runs: Sequence[Path], out: Path) -> tuple[list[RunRecord], list[str]]:
+    """Write the page of those runs that can be shown; returns them, and a sentence for each that cannot."""
+    records: list[RunRecord] = []
+    left_out: list[str] = []
+    for run in runs:
+        try:
+            records.append(read_run(run))
+        except StellaError as error:
+            left_out.append(str(error))
+    page = None
+    for beside in (False, True):  # those that cannot be shown alone; then those that do not fit the ones before
+        if records and (page := _tried(records)[0]) is None:
+            shown: list[RunRecord] = []
+            for record in records:
+                found, why = _tried([*(shown if beside else ()), record])
+                if found is None:
+                    left_out.append(f"{record.path} is damaged ({why}); restore it or leave it out")
+                else:
+                    shown.append(record)
+            records = shown
+    page = page or _tried(records)[0]
+    if page is None or not records:
+        raise StellaError(f"none of these runs can be shown: {'; '.join(left_out)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+    return records, left_out
+
+
+def _tried(records: Sequence[RunRecord]) -> tuple[str | None, str]:
+    """The page, or None and what is wrong: a damaged record may lead to any exception."""
+    try:
+        results_table(group(records), ceilings(records))
+        return render(records), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def render(records: Sequence[RunRecord]) -> str:

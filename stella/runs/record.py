@@ -13,7 +13,7 @@ import numpy as np
 from stella.data.config import data_config
 from stella.data.skipped import Skipped
 from stella.data.tasks import chance
-from stella.errors import ConfigError
+from stella.errors import ConfigError, plain
 from stella.evaluate import forgetting
 from stella.files import Line, read_json, read_lines
 from stella.methods import METHODS
@@ -76,7 +76,8 @@ class RunRecord:
 
     @property
     def tasks(self) -> list[str]:
-        return list(self.evaluations[-1]["tasks"]) if self.evaluations else []
+        """Names to show."""
+        return [plain(name) for name in self.evaluations[-1]["tasks"]] if self.evaluations else []
 
     @property
     def step(self) -> int:
@@ -177,7 +178,7 @@ def group(runs: Iterable[RunRecord]) -> list[Group]:
     members = [sorted(group, key=lambda run: run.seed) for group in found.values()]
     members.sort(key=lambda runs: order.get(runs[0].method, -1))
     firsts = [runs[0] for runs in members]
-    return [Group(_label(runs[0], firsts), runs) for runs in members]
+    return [Group(plain(_label(runs[0], firsts)), runs) for runs in members]
 
 
 def _label(run: RunRecord, others: Sequence[RunRecord]) -> str:
