@@ -69,7 +69,13 @@ def prepare(
     """Convert videos to shards that load fast. Run the same command again to resume."""
     from stella.data.prepare import prepare as run
 
-    options = {"seconds": seconds, "split": split, "strict": strict, "workers": workers, "worker_gb": worker_gb}
+    options: dict[str, Any] = {
+        "seconds": seconds,
+        "split": split,
+        "strict": strict,
+        "workers": workers,
+        "worker_gb": worker_gb,
+    }
     summary = run(src, dst, labels_csv=labels, **options)
     say(str(summary))
     raise typer.Exit(0 if summary.clips else 1)

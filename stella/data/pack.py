@@ -72,8 +72,8 @@ def pack(
             raise StellaError(f"no clip could be used for {out}; skipped: {in_words(skipped.counts)}")
         writer.publish()
         (out / ".lock").unlink()
-    clips, total = len(writer.header.ids), sum(path.stat().st_size for path in out.iterdir())
-    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began)
+    packed, total = len(writer.header.ids), sum(path.stat().st_size for path in out.iterdir())
+    return Summary(packed, packed - before, skipped.counts, total, time.monotonic() - began)
 
 
 def _write(chunks: "Iterator[Made]", writer: "_Writer", skipped: Skipped, total: int, progress: bool) -> None:
@@ -212,7 +212,7 @@ class _Writer:
         sound = F.pad(row.samples, (0, self.header.samples - len(row.samples))).numpy().astype("<i2").tobytes()
         length = np.array(len(row.samples), "<i8").tobytes()
         windows = [window.numpy().tobytes() for window in row.frames]
-        line = {"id": row.id, "name": row.name, "task": row.task, "frames": shape}
+        line: Line = {"id": row.id, "name": row.name, "task": row.task, "frames": shape}
         line |= {"frames_crc32": [zlib.crc32(window) for window in windows], "sound_crc32": zlib.crc32(sound + length)}
         for array, data in zip(self._arrays, (b"".join(windows), sound, length), strict=True):
             array.append(data)

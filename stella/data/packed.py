@@ -79,13 +79,13 @@ class _Rows:
     def read(self, row: int, into: "np.ndarray[Any, Any] | None" = None, tail: bytes = b"") -> "np.ndarray[Any, Any]":
         """A row. `tail` are bytes that belong to it and lie elsewhere."""
         into = np.empty(self.shape, self.dtype) if into is None else into
-        rest, at = memoryview(into).cast("B"), row * self.bytes
+        rest, at = memoryview(into.data).cast("B"), row * self.bytes
         while rest:
             if not (got := os.preadv(self._file.fileno(), [rest], at)):
                 raise StellaError(f"{self.path} ends at byte {at}, in row {row}; {RESTORE}")
             rest, at = rest[got:], at + got
         if not self._checked[row]:
-            if zlib.crc32(tail, zlib.crc32(into)) != self.crc32[row]:
+            if zlib.crc32(tail, zlib.crc32(into.data)) != self.crc32[row]:
                 raise StellaError(f"{self.path} is damaged: row {row} fails its checksum; {RESTORE}")
             self._checked[row] = 1
         return into
