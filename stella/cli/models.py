@@ -47,8 +47,8 @@ def report(
     from stella.runs.record import ceilings, group, unlike
 
     records, left_out = write_readable([run for path in runs for run in _runs_in(path)], out)
-    for sentence in left_out:
-        say(f"left out: {sentence}", "yellow")
+    for reason in left_out:
+        say(f"left out: {reason}", "yellow")
     console.print(results_table(group(records), ceilings(records)))
     if warning := unlike(records):
         say(warning, "yellow")
