@@ -10,18 +10,19 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 __version__ = "0.1.0"
-__all__ = ["Embeddings", "Maps", "Model", "load"]
+__all__ = ["Embeddings", "Index", "Maps", "Model", "load"]
 
 if TYPE_CHECKING:
     from stella.embed.load import load
     from stella.embed.localise import Maps
     from stella.embed.model import Embeddings, Model
+    from stella.search.index import Index
 else:
 
     def __getattr__(name: str) -> Any:
         """The public names are imported when they are first used, since torch takes seconds."""
         if name not in __all__:
             raise AttributeError(f"module 'stella' has no attribute {name!r}")
-        from stella import embed
+        from stella import embed, search
 
-        return getattr(embed, name)
+        return getattr(search if name == "Index" else embed, name)

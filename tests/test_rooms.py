@@ -33,6 +33,7 @@ ROOMS = (
     "train",
     "runs",
     "embed",
+    "search",
     "bench",
     "report",
     "experiments",

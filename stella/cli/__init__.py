@@ -1,6 +1,7 @@
 """The command line: thin commands over the library. Heavy imports happen inside the command that needs them."""
 
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
 
@@ -8,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, train, use
+from stella.cli import data, models, scenes, search, train, use
 from stella.cli.common import say
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 
 app = typer.Typer(
     name="stella",
@@ -21,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-COMMANDS = {
-    "Use": (use.embed, use.localise),
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Use": (search.index, search.search, use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
     "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
     "Data": (data.look, data.prepare, data.pack),
@@ -63,5 +64,5 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {sentence}"))
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {plain(sentence)}"))
     sys.exit(2)

@@ -212,6 +212,9 @@ class DecodedConfig(FilesConfig):
         super().__post_init__()
         sizes = ("pixels", "frames", "duration", "span")
         self.check_positive(*(name for name in sizes if getattr(self, name) not in (None, "auto")))
+        for name, most in {"pixels": 10_000, "frames": 10_000, "duration": 3600}.items():
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ConfigError(f"data.{name}={value} must be at most {most:,}")
 
     def following(self, inputs: Inputs | None) -> Self:
         inputs = inputs or Inputs()

@@ -10,6 +10,7 @@ it; batches of one are as fast there. On a GPU windows go in batches, and vector
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from stella.embed.save import export_onnx, hub_class, save
 from stella.errors import ClipError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.media.arrays import frame_windows, sound_windows
+from stella.media.decode import decode_track, read_duration
 from stella.media.inputs import Inputs
 from stella.media.windows import KINDS, Window, windows
 from stella.model.avm import AVM
@@ -141,6 +143,17 @@ class Model:
             raise _nothing("video or sound", path)
         video, audio = (part.embeddings() if part.rows else None for part in parts.values())
         return video, audio
+
+    def embed_moment(self, path: Path | str, moment: float, kind: str) -> Embeddings:
+        """The one window around a second of a file's picture (kind video) or sound (audio); only that is decoded."""
+        duration, length = self.inputs.duration, read_duration(path) or math.inf
+        if moment > length:
+            raise StellaError(f"{path}@{moment:g} is beyond the end of the file, at {length:.2f} s")
+        start = max(0.0, min(moment - duration / 2, length - duration))
+        data = decode_track(path, self.inputs.plan(start), kind)
+        queue, part = _Queue(self, 1), _Part()
+        queue.add(part, Window(kind, start, min(start + duration, length), data))
+        return part.embeddings()
 
     def _embed(self, kind: str, what: Any, overlap: float, batch: int, progress: bool) -> Any:
         items = _listed(what)

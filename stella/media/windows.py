@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from stella.errors import ClipError, StellaError, require
-from stella.media.decode import HELD_MOST, OWN_LENGTHS, SLACK, Cut, open_media, tracks
+from stella.media.decode import HELD_MOST, OWN_LENGTHS, SLACK, Cut, tracks
+from stella.media.files import open_media
 from stella.media.inputs import Inputs
 
 KINDS = ("video", "audio")
@@ -207,7 +208,7 @@ class _Reader(Cut):
         self.audio_decoder.flush_buffers()
         if self.audio_decoder.name == "aac":
             fresh = require("av").CodecContext.create("aac", "r")
-            fresh.extradata = self.audio_decoder.extradata
+            fresh.extradata, fresh.options = self.audio_decoder.extradata, self.audio_decoder.options
             self.audio_decoder = fresh
 
     def _check_whole(self) -> None:

@@ -1,0 +1,143 @@
+"""`stella index` and `stella search`: a folder becomes searchable by sound and picture."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from stella.cli.common import say, wide
+from stella.errors import StellaError
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Shipped name, weight file, run or learner's home.", show_default="the index's own, or base-small"
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where to run the model: cpu, cuda, …", show_default="the best there is")
+]
+SHOWN_BAD = 20
+
+
+def index(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[SRC]… INDEX",
+            help="Folders of videos and sounds, or of shards; then the index. Without SRC: the folders it knows.",
+        ),
+    ],
+    model: Model = None,
+    device: Device = None,
+    overlap: Annotated[
+        float | None,
+        typer.Option(help="Share of a window that the next one repeats.", show_default="the index's own, or 0.5"),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Embed everything again that another model or version has made.")
+    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Give the space of dropped vectors back.")] = False,
+    faiss: Annotated[bool, typer.Option("--faiss", help="Also build the derived index for search --faiss.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Drop the folders SRC from the index.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="Change nothing; print what the index holds, and every bad file.")
+    ] = False,
+) -> None:
+    """Make a folder searchable, or bring its index up to date. Stop it at any time and run it again."""
+    from stella.report.found import printable, state_table
+    from stella.search.index import Index
+
+    *sources, root = paths
+    found = Index(root)
+    if state:
+        wide(100).print(state_table(found.state()))
+        for one in found.bad():
+            say(f"bad {printable(one.file)}: {one.reason}", "yellow")
+        return
+    if forget:
+        if not sources:
+            raise StellaError("--forget needs the folders to drop: stella index --forget SRC INDEX")
+        for source in sources:
+            found.forget(source)
+    else:
+        summary = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
+        bad = found.bad()
+        for one in bad[:SHOWN_BAD]:
+            say(f"bad {printable(one.file)}: {one.reason}", "yellow")
+        if len(bad) > SHOWN_BAD:
+            say(f"… and {len(bad) - SHOWN_BAD} more: stella index {printable(root)} --state lists them", "yellow")
+        say(str(summary))
+    if compact:
+        say(f"{found.compact():,} rows of dropped windows removed")
+    if faiss:
+        found.build_ivf()
+
+
+def search(
+    index: Annotated[Path, typer.Argument(help="Folder that `stella index` filled.")],
+    query: Annotated[
+        str,
+        typer.Argument(
+            help="A sound (asks by its sound), a video (asks by its pictures), or FILE@12.5 for the window around that "
+            "second. The vectors of a longer file's windows are averaged."
+        ),
+    ],
+    to: Annotated[
+        Literal["video", "audio"] | None,
+        typer.Option(
+            help="Find pictures or sounds that fit.", show_default="pictures for a sound, sounds for pictures"
+        ),
+    ] = None,
+    by: Annotated[
+        Literal["video", "audio"] | None,
+        typer.Option(help="Ask by the query's pictures or by its sound.", show_default="its pictures if it has some"),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", help="Number of moments to find.")] = 10,
+    path: Annotated[
+        str | None, typer.Option(help="Only files that match, such as 'cats/*'.", show_default="all")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Only files in a folder of this name.", show_default="all")] = None,
+    all_windows: Annotated[
+        bool, typer.Option("--all-windows", help="Show overlapping windows of a file too, not only the best.")
+    ] = False,
+    model: Model = None,
+    device: Device = None,
+    faiss: Annotated[
+        bool, typer.Option("--faiss", help="Use the derived index: faster, approximate (stella index --faiss).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with playable clips.", show_default="none")
+    ] = None,
+) -> None:
+    """Find the moments that fit a sound, a video or a moment of one."""
+    import json
+
+    from stella.report.found import found_table, found_tree, write_found
+    from stella.search.index import Index
+
+    found = Index(index).search(
+        query,
+        k,
+        to=to,
+        by=by,
+        path=path,
+        label=label,
+        merge=not all_windows,
+        model=model,
+        device=device,
+        faiss=faiss,
+    )
+    if page:
+        write_found(found, page)
+    if as_json:
+        typer.echo(json.dumps(found_tree(found), indent=2))
+        return
+    wide(120).print(found_table(found), highlight=False)
+    if found.note:
+        say(found.note, "yellow")
+    if not found.hits:
+        say("nothing found: no file passes the filters" if path or label else "nothing found: the index is empty")
+    if page:
+        say(str(page))

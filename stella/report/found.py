@@ -1,0 +1,150 @@
+"""What a search found: a table, JSON, and one HTML page with playable clips."""
+
+import os
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rich.table import Table
+from rich.text import Text
+
+from stella.data.folder import AUDIO_SUFFIXES
+from stella.errors import ClipError
+from stella.files import write_text
+from stella.media.codecs import encode_jpegs
+from stella.media.decode import Plan, decode_track
+from stella.report.page import TEMPLATES
+from stella.search.index import Found, Hit
+from stella.search.maintain import State
+
+THUMBNAIL = 180  # pixels of the short side
+
+
+def printable(name: object) -> str:
+    """A name as text that any terminal or page can show: bytes that are no characters, and controls, are escaped."""
+    text = os.fsencode(str(name)).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def clock(seconds: float) -> str:
+    """`0:12.5`, `1:02:03.0`."""
+    tenths = round(10 * seconds)
+    hours, minutes, rest = tenths // 36_000, tenths // 600 % 60, tenths % 600 / 10
+    return f"{hours}:{minutes:02d}:{rest:04.1f}" if hours else f"{minutes}:{rest:04.1f}"
+
+
+def found_table(found: Found) -> Table:
+    labels = any(_own_label(hit) for hit in found.hits)
+    table = Table("", "score", "moment", *(["label"] if labels else []), "file", box=None, padding=(0, 2, 0, 0))
+    for number, hit in enumerate(found.hits, 1):
+        moment = f"{clock(hit.start)} – {clock(hit.end)}"
+        label = [Text(printable(_own_label(hit) or "–"))] if labels else []
+        table.add_row(str(number), f"{hit.score:.3f}", moment, *label, Text(printable(hit.path), overflow="fold"))
+    return table
+
+
+def _own_label(hit: Hit) -> str | None:
+    """A label that the path does not show already."""
+    return None if hit.label == Path(hit.path).parent.name else hit.label
+
+
+def found_tree(found: Found) -> dict[str, Any]:
+    """What `--json` prints. Names are as Python has them: bytes that are no UTF-8 become lone surrogates."""
+    query = found.query
+    return {
+        "query": {"file": query.file, "by": query.by, "start": query.start, "end": query.end},
+        "to": found.to,
+        "exact": found.exact,
+        "note": found.note,
+        "seconds": found.seconds,
+        "hits": [
+            {
+                "path": hit.path,
+                "file": str(hit.file),
+                "label": hit.label,
+                "modality": hit.modality,
+                "start": hit.start,
+                "end": hit.end,
+                "score": hit.score,
+            }
+            for hit in found.hits
+        ],
+    }
+
+
+def state_table(state: State) -> Table:
+    """Everything an index says of itself."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {
+        "folders": ", ".join(map(printable, state.sources)) or "none",
+        "files": ", ".join(f"{count:,} {name}" for name, count in state.files.items()) or "none",
+        "windows": ", ".join(f"{count:,} {modality}" for modality, count in state.windows.items()),
+        "model": _model(state.model),
+    }
+    if state.target:
+        rows["refresh"] = f"to {_model(state.target)}: {state.stale:,} files are still stale"
+    rows["space"] = f"{state.bytes / 2**20:.1f} MiB of vectors"
+    if state.dead:
+        rows["space"] += f", {state.dead:,} rows of dropped windows (--compact removes them)"
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value, overflow="fold"))
+    return table
+
+
+def _model(row: Any) -> str:
+    return f"{printable(row.origin) or 'unknown'}, version {row.fingerprint[:12]}, D = {row.dim}" if row else "none"
+
+
+def write_found(found: Found, out: Path) -> None:
+    """The page: it plays the files from where they are, so it works as long as they stay there."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    style = TEMPLATES.get_template("page.css").render() + TEMPLATES.get_template("found.css").render()
+    query = found.query
+    text = TEMPLATES.get_template("templates/found.html.j2").render(
+        style=style,
+        style_hash=b64encode(sha256(style.encode()).digest()).decode(),
+        query={
+            "name": printable(Path(query.file).name),
+            "by": "sound" if query.by == "audio" else "pictures",
+            "moment": f"{clock(query.start)} – {clock(query.end)}",
+            **_media(Path(query.file), query.start, query.end, out),
+        }
+        if query.file
+        else None,
+        to="sounds" if found.to == "audio" else "moments",
+        hits=[_card(hit, out) for hit in found.hits],
+        note=found.note,
+    )
+    write_text(out, text)
+
+
+def _card(hit: Hit, out: Path) -> dict[str, Any]:
+    return {
+        "name": printable(hit.path),
+        "label": printable(_own_label(hit) or ""),
+        "moment": f"{clock(hit.start)} – {clock(hit.end)}",
+        "score": f"{hit.score:.3f}",
+        **_media(hit.file, hit.start, hit.end, out),
+    }
+
+
+def _media(file: Path, start: float, end: float, out: Path) -> dict[str, Any]:
+    """How to play a moment: the file relative to the page, and a picture of it."""
+    if not file.is_file():  # a clip inside a shard
+        return {"src": "", "sound": False, "poster": ""}
+    relative = quote(os.fsencode(os.path.relpath(file.resolve(), out.parent.resolve())))
+    sound = file.suffix.lower() in AUDIO_SUFFIXES
+    picture = "" if sound else thumbnail(file, start, end)
+    return {"src": f"./{relative}#t={start:.2f},{end:.2f}", "sound": sound, "poster": picture}
+
+
+def thumbnail(file: Path, start: float, end: float) -> str:
+    """The middle frame as a data URL; empty if it cannot be decoded."""
+    try:
+        plan = Plan(start=start, duration=end - start, frames=1, size=THUMBNAIL, span=None)
+        frames = decode_track(file, plan, "video")
+    except ClipError:
+        return ""
+    return f"data:image/jpeg;base64,{b64encode(encode_jpegs(frames)[0]).decode()}"

@@ -1,0 +1,164 @@
+"""The catalogue of an index: which vector is which moment of which file. A SQLite database in WAL mode.
+
+What counts is what the catalogue says. A vector exists once the transaction that names it is committed, which happens
+after its bytes were forced to the disk; bytes that no row names are ignored and overwritten. A pair (shard, row) keeps
+its meaning for ever, so a reader's snapshot stays right while a writer goes on.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stella.errors import StellaError
+from stella.files import lock
+
+Modality = Literal["video", "audio"]
+MODALITIES: tuple[Modality, ...] = ("video", "audio")
+FORMAT = 1
+SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value NUMERIC) WITHOUT ROWID;
+INSERT INTO meta VALUES ('version', 0);                  -- counts changes: derived data say which one they belong to
+INSERT INTO meta VALUES ('serving', NULL);               -- the model whose vectors answer
+INSERT INTO meta VALUES ('target', NULL);                -- the model that a refresh is changing to
+INSERT INTO meta VALUES ('overlap', NULL);               -- share of a window that the next one repeats
+CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE NOT NULL, dim INTEGER NOT NULL, origin BLOB);
+CREATE TABLE sources (id INTEGER PRIMARY KEY, root BLOB UNIQUE NOT NULL);
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY, source INTEGER NOT NULL REFERENCES sources, path BLOB NOT NULL,  -- below the source's root
+    size INTEGER NOT NULL, mtime INTEGER NOT NULL, ctime INTEGER NOT NULL, hash BLOB, label BLOB,
+    state TEXT NOT NULL CHECK (state IN ('ok', 'bad', 'gone')), reason TEXT, UNIQUE (source, path)
+);
+CREATE TABLE shards (                                    -- a shard has one model, one modality and one writer
+    id INTEGER PRIMARY KEY AUTOINCREMENT, model INTEGER NOT NULL REFERENCES models,
+    modality TEXT NOT NULL CHECK (modality IN ('video', 'audio')), rows INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE windows (
+    shard INTEGER NOT NULL REFERENCES shards, row INTEGER NOT NULL, file INTEGER NOT NULL REFERENCES files,
+    start REAL NOT NULL, end REAL NOT NULL, PRIMARY KEY (shard, row)
+) WITHOUT ROWID;
+CREATE INDEX windows_of_file ON windows (file);
+PRAGMA user_version = {FORMAT};
+"""
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    id: int
+    fingerprint: str
+    dim: int
+    origin: str  # what `stella.load` takes; empty: unknown
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    id: int
+    rows: int  # that are committed
+
+
+class Catalogue:
+    """One connection. A snapshot or a change is a transaction; only the holder of the index's lock makes changes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.path = root, root / "catalogue.sqlite"
+        if not self.path.is_file():
+            raise StellaError(f"{root} holds no index; make one with: stella index SRC {root}")
+        # SQLite cannot share memory where it cannot write; there, nobody else writes either
+        frozen = not os.access(root, os.W_OK) and not self.path.with_name("catalogue.sqlite-wal").exists()
+        place = f"{self.path.absolute().as_uri()}?immutable=1" if frozen else self.path
+        self.db = sqlite3.connect(place, timeout=60, isolation_level=None, uri=frozen)
+        try:
+            (found,) = self.db.execute("PRAGMA user_version").fetchone()
+            self.db.execute("PRAGMA synchronous = FULL")
+        except sqlite3.DatabaseError as error:
+            self.db.close()
+            raise StellaError(f"{self.path} is no catalogue ({error}); restore it, or index again elsewhere") from error
+        if found != FORMAT:
+            self.db.close()
+            raise StellaError(
+                f"{root} is an index of format {found}, and format {FORMAT} is needed; index again into another folder"
+            )
+
+    @staticmethod
+    def create(root: Path) -> None:
+        """Make an empty index unless there is one. A folder that holds anything else is refused."""
+        ours = {"catalogue.sqlite", "catalogue.sqlite-wal", "catalogue.sqlite-shm", "lock", "vectors"}
+        if root.is_dir() and not (root / "catalogue.sqlite").exists():
+            others = [path.name for path in root.iterdir() if path.name not in ours]
+            if others:
+                raise StellaError(f"{root} is no index and holds {others[0]!r}; name an empty or a new folder")
+        (root / "vectors").mkdir(parents=True, exist_ok=True)
+        path = root / "catalogue.sqlite"
+        with lock(root / "lock"), _explained(path), closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            tables, version = (
+                db.execute(q).fetchone()[0] for q in ("SELECT count(*) FROM sqlite_master", "PRAGMA user_version")
+            )
+            if not tables and not version:
+                db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+
+    def close(self) -> None:
+        self.db.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A transaction for reading: everything in the block is seen as of its first query."""
+        self.db.execute("BEGIN")
+        try:
+            yield self.db
+        finally:
+            self.db.execute("ROLLBACK")
+
+    @contextmanager
+    def change(self) -> Iterator[sqlite3.Connection]:
+        """A transaction for writing. It is on the disk when the block ends, or it never happened."""
+        with _explained(self.path):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.db
+                self.db.execute("UPDATE meta SET value = value + 1 WHERE key = 'version'")
+                self.db.execute("COMMIT")
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+
+    def meta(self, key: str) -> Any:
+        return self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+
+    def set_meta(self, key: str, value: float | None) -> None:
+        self.db.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
+
+    def model(self, key: str) -> ModelRow | None:
+        """The model that `meta` names `key`: serving or target."""
+        row = self.db.execute(
+            "SELECT id, fingerprint, dim, origin FROM models WHERE id = (SELECT value FROM meta WHERE key = ?)", (key,)
+        ).fetchone()
+        return ModelRow(row[0], row[1], row[2], os.fsdecode(row[3] or b"")) if row else None
+
+    def add_model(self, fingerprint: str, dim: int, origin: str) -> int:
+        """The id of a model, known or new. What it was loaded from is kept up to date."""
+        self.db.execute(
+            "INSERT INTO models (fingerprint, dim, origin) VALUES (?1, ?2, ?3) "
+            "ON CONFLICT (fingerprint) DO UPDATE SET origin = CASE ?3 WHEN x'' THEN origin ELSE ?3 END",
+            (fingerprint, dim, os.fsencode(origin)),
+        )
+        found: int = self.db.execute("SELECT id FROM models WHERE fingerprint = ?", (fingerprint,)).fetchone()[0]
+        return found
+
+    def shards(self, model: int, modality: Modality) -> list[ShardRow]:
+        query = "SELECT id, rows FROM shards WHERE model = ? AND modality = ? ORDER BY id"
+        return [ShardRow(*row) for row in self.db.execute(query, (model, modality))]
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """SQLite's errors about the disk as a sentence for the user."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StellaError(
+            f"{path} cannot be written ({error}); nothing committed is lost: check the disk and run again"
+        ) from error

@@ -1,0 +1,295 @@
+"""An index on the disk: `Index(path)` searches it and keeps it up to date.
+
+INDEX/catalogue.sqlite   files, windows, models (catalogue.py): the truth
+INDEX/vectors/           float16 unit vectors, memory-mapped (vectors.py)
+INDEX/derived/           what can be built again from the two (ivf.py)
+INDEX/lock               held by the one that writes
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from stella import embed
+from stella.data.prepare import progress_bar
+from stella.embed import Model
+from stella.errors import StellaError
+from stella.files import lock
+from stella.search import ivf, maintain
+from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
+from stella.search.maintain import BadFile, State, Summary
+from stella.search.nearest import Place, Shards, first_rows, ranked
+from stella.search.query import Query, embed_query, other
+from stella.search.vectors import Mapped
+
+DEFAULT_MODEL = "base-small"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A moment that fits."""
+
+    path: str  # below `root`; any bytes, as `os.fsdecode` gives them
+    root: Path
+    label: str | None
+    modality: Modality  # what was compared: its pictures or its sound
+    start: float  # seconds
+    end: float
+    score: float  # cosine of the angle between the vectors
+    place: Place  # of its vector: shard and row
+
+    @property
+    def file(self) -> Path:
+        return self.root / self.path
+
+
+@dataclass(frozen=True)
+class Found:
+    query: Query
+    to: Modality
+    hits: list[Hit]
+    exact: bool
+    note: str  # what the caller should know; may be empty
+    seconds: float  # of the search alone
+
+
+class Index:
+    """Threads may share an index. A process that only searches never waits for one that writes."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._mapped = Mapped(self.path)
+        self._model: Model | None = None
+
+    def update(
+        self,
+        *sources: Path | str,
+        model: Model | Path | str | None = None,
+        device: str | None = None,
+        overlap: float | None = None,
+        refresh: bool = False,
+        progress: bool = False,
+    ) -> Summary:
+        """Add new files of these folders, embed changed ones again, drop vanished ones; without a folder, of all known.
+
+        An index has one model: the first one given (default: base-small). With `refresh` another may be given; all
+        known folders are then embedded by it, while the old vectors go on answering until all are done. `overlap` is
+        the share of a window that the next one repeats, one for the whole index (default: half).
+        """
+        Catalogue.create(self.path)
+        with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
+            chosen, origin = self._choose(catalogue, model, device, refresh)
+            return maintain.update(
+                catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
+            )
+
+    def compact(self) -> int:
+        """Give the space of dropped vectors back; returns how many."""
+        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+            return maintain.compact(catalogue)
+
+    def forget(self, source: Path | str) -> None:
+        """Drop a folder and everything of it."""
+        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+            maintain.forget(catalogue, Path(source))
+
+    def state(self) -> State:
+        with closing(Catalogue(self.path)) as catalogue:
+            return maintain.state(catalogue)
+
+    def bad(self) -> list[BadFile]:
+        with closing(Catalogue(self.path)) as catalogue:
+            return maintain.bad_files(catalogue)
+
+    def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
+        """The model for queries: the given one, or the one that made the index. Any other version is refused."""
+        with closing(Catalogue(self.path)) as catalogue:
+            serving = _serving(catalogue, self.path)
+        if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
+            return self._model
+        chosen = given if given is not None else serving.origin
+        found = load(chosen, device) if isinstance(chosen, Path | str) else chosen
+        if found.fingerprint != serving.fingerprint:
+            raise StellaError(
+                f"{chosen} is version {found.fingerprint[:12]} and {self.path} was made by "
+                f"{serving.fingerprint[:12]}, whose vectors cannot be compared; run: stella index {self.path} --refresh"
+            )
+        self._model = found
+        return found
+
+    def _choose(
+        self, catalogue: Catalogue, given: Model | Path | str | None, device: str | None, refresh: bool
+    ) -> tuple[Model, str]:
+        """The model of an update, and what to load it from next time: by default that of the last one."""
+        if given is None:
+            row = (catalogue.model("target") if refresh else None) or catalogue.model("serving")
+            given = row.origin if row else DEFAULT_MODEL
+        if not isinstance(given, Path | str):
+            return given, ""
+        return load(given, device), str(Path(given).resolve() if Path(given).exists() else given)
+
+    def search(
+        self,
+        query: "Tensor | Path | str",
+        k: int = 10,
+        *,
+        to: Modality | None = None,
+        by: Modality | None = None,
+        path: str | None = None,
+        label: str | None = None,
+        merge: bool = True,
+        model: Model | Path | str | None = None,
+        device: str | None = None,
+        faiss: bool = False,
+    ) -> Found:
+        """The `k` moments that fit a query best.
+
+        A query is a vector [D], a sound file, a video, or FILE@SECONDS (see `embed_query`). `to` says what it is
+        compared with: by default pictures for a sound and sounds for pictures. `path` is a pattern such as "cats/*",
+        `label` a file's folder. `merge` leaves only the best of overlapping windows of a file.
+        """
+        if k < 1:
+            raise StellaError(f"k={k} must be at least 1")
+        for name, value in (("to", to), ("by", by)):
+            if value not in (None, *MODALITIES):
+                raise StellaError(f"{name}={value!r} must be video or audio")
+        asked = Query(query) if isinstance(query, Tensor) else embed_query(self.model(model, device), str(query), by)
+        target: Modality = to or other(asked.by)
+        began = time.perf_counter()
+        hits, exact, note = self._read(lambda c: self._nearest(c, asked.vector, k, target, path, label, merge, faiss))
+        return Found(asked, target, hits, exact, note, time.perf_counter() - began)
+
+    def vector(self, hit: Hit) -> Tensor:
+        """The vector of a hit, float32 [D], to ask for more like it."""
+
+        def read(catalogue: Catalogue) -> Tensor:
+            shards = self._mapped.open(catalogue, _serving(catalogue, self.path), hit.modality)
+            shard, row = hit.place
+            if shard not in shards:
+                raise StellaError(f"{hit.path} has been embedded again since; search again")
+            return shards[shard][row].float()
+
+        return self._read(read)
+
+    def build_ivf(self) -> None:
+        """Build the derived indexes that `faiss=True` uses. They are ignored once the catalogue has changed."""
+
+        def build(catalogue: Catalogue) -> None:
+            serving, version = _serving(catalogue, self.path), catalogue.meta("version")
+            for modality in MODALITIES:
+                ivf.build(self.path, modality, self._mapped.open(catalogue, serving, modality), version or 0)
+
+        self._read(build)
+
+    def _read(self, work: Callable[[Catalogue], T]) -> T:
+        """Do `work` in one snapshot; again if a compaction removed a shard of it before it was mapped."""
+        with closing(Catalogue(self.path)) as catalogue:
+            for _ in range(20):
+                try:
+                    with catalogue.snapshot():
+                        return work(catalogue)
+                except FileNotFoundError as error:
+                    lost = error.filename
+        raise StellaError(f"{lost} is missing; restore it, or index again into another folder")
+
+    def _nearest(
+        self,
+        catalogue: Catalogue,
+        vector: Tensor,
+        k: int,
+        to: Modality,
+        path: str | None,
+        label: str | None,
+        merge: bool,
+        faiss: bool,
+    ) -> tuple[list[Hit], bool, str]:
+        serving = _serving(catalogue, self.path)
+        query = _unit(vector, serving)
+        shards = self._mapped.open(catalogue, serving, to)
+        filtered = path is not None or label is not None
+        derived, note = None, ""
+        if faiss and filtered:
+            note = "searched exactly: the derived index knows no filters"
+        elif faiss:
+            derived = ivf.load(self.path, to, catalogue.meta("version") or 0)
+            note = "" if derived else f"searched exactly: build the derived index with stella index {self.path} --faiss"
+        if derived:
+            rows = ivf.ranked(derived, shards, query)
+        else:
+            rows = ranked(shards, query, _allowed(catalogue, shards, path, label) if filtered else None)
+        return _hits(catalogue, rows, to, k, merge), derived is None, note
+
+
+def load(what: Path | str, device: str | None = None) -> Model:
+    """`stella.load`, where a path or a name is known."""
+    if not str(what):
+        raise StellaError("the index does not know where its model came from; name it with --model")
+    return embed.load(what, device)
+
+
+def _hits(catalogue: Catalogue, rows: Iterator[tuple[Place, float]], to: Modality, k: int, merge: bool) -> list[Hit]:
+    """The first `k` windows that the catalogue knows; of overlapping windows of a file only the best."""
+    hits: list[Hit] = []
+    taken: dict[int, list[tuple[float, float]]] = {}
+    for place, score in rows:
+        found = catalogue.db.execute(
+            "SELECT files.id, files.path, sources.root, files.label, start, end FROM windows "
+            "JOIN files ON files.id = windows.file JOIN sources ON sources.id = files.source "
+            "WHERE shard = ? AND row = ?",
+            place,
+        ).fetchone()
+        if found is None:  # dropped
+            continue
+        file, path, root, label, start, end = found
+        spans = taken.setdefault(file, [])
+        if merge and any(start < until and since < end for since, until in spans):
+            continue
+        spans.append((start, end))
+        name = os.fsdecode(label) if label else None
+        hits.append(Hit(os.fsdecode(path), Path(os.fsdecode(root)), name, to, start, end, score, place))
+        if len(hits) == k:
+            break
+    return hits
+
+
+def _allowed(catalogue: Catalogue, shards: Shards, path: str | None, label: str | None) -> Tensor:
+    """bool [rows of all shards]: the windows of files that pass the filters."""
+
+    def passes(name: bytes, folder: bytes | None) -> bool:
+        right = label is None or folder == os.fsencode(label)
+        return right and (path is None or fnmatchcase(os.fsdecode(name), path))
+
+    catalogue.db.create_function("passes", 2, passes, deterministic=True)
+    starts = dict(zip(shards, first_rows(shards).tolist(), strict=True))
+    allowed = torch.zeros(sum(map(len, shards.values())), dtype=torch.bool)
+    places = catalogue.db.execute(
+        "SELECT shard, row FROM windows WHERE file IN (SELECT id FROM files WHERE state = 'ok' AND passes(path, label))"
+    )
+    allowed[[starts[shard] + row for shard, row in places if shard in starts]] = True
+    return allowed
+
+
+def _unit(vector: Tensor, model: ModelRow) -> Tensor:
+    if vector.shape != (model.dim,):
+        raise StellaError(f"a query of shape {list(vector.shape)} does not fit vectors of {model.dim} numbers")
+    wide = vector.detach().cpu().double()
+    if not bool(wide.isfinite().all()) or not bool(wide.any()):
+        raise StellaError("a query vector must be finite and not zero")
+    unit: Tensor = (wide / wide.norm()).float()
+    return unit
+
+
+def _serving(catalogue: Catalogue, root: Path) -> ModelRow:
+    found = catalogue.model("serving")
+    if found is None:
+        raise StellaError(f"{root} is empty; fill it with: stella index SRC {root}")
+    return found

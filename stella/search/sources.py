@@ -1,0 +1,111 @@
+"""What an index is made of: the media files of a folder, or the clips in shards of `stella prepare`."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from stella.clip import SAMPLE_RATE
+from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
+from stella.data.shards import Shards
+from stella.embed import Embeddings, Model
+from stella.errors import ClipError, StellaError
+
+Both = tuple[Embeddings | None, Embeddings | None]  # pictures, sound
+
+
+@dataclass(frozen=True)
+class Item:
+    """One file as it was when it was listed. A file of another size or time is looked at again."""
+
+    path: str  # below the source's root; any bytes, as `os.fsdecode` gives them
+    size: int
+    mtime: int  # nanoseconds
+    ctime: int
+    label: str | None
+
+
+class Source(Protocol):
+    root: Path
+
+    def items(self) -> Iterator[Item]: ...
+
+    def digest(self, item: Item) -> bytes | None:
+        """A hash of the content; None if it cannot be read."""
+        ...
+
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
+        """The windows of pictures and of sound, or `ClipError`."""
+        ...
+
+
+def open_source(root: Path) -> Source:
+    if not root.is_dir():
+        raise StellaError(f"{root} is not a folder; give one of videos and sounds, or of shards of `stella prepare`")
+    return ShardClips(root) if any(root.glob("shard-*.tar")) else MediaFolder(root)
+
+
+class MediaFolder:
+    """All videos and sounds below a folder. A file's label is the name of its folder, unless that is the root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def items(self) -> Iterator[Item]:
+        for path in find_videos(self.root, (*VIDEO_SUFFIXES, *AUDIO_SUFFIXES)):
+            try:
+                status = (self.root / path).stat()
+                stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            except OSError:
+                stamp = -1, 0, 0  # a broken link: `embed` will say so
+            yield Item(path, *stamp, Path(path).parent.name or None)
+
+    def digest(self, item: Item) -> bytes | None:
+        try:
+            with (self.root / item.path).open("rb") as file:
+                return hashlib.file_digest(file, _hash).digest()
+        except OSError:
+            return None
+
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
+        return model.embed_both(self.root / item.path, overlap=overlap)
+
+
+class ShardClips:
+    """The clips in shards of `stella prepare`. A path is a clip's id; times are those of the video it was cut from."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.clips = root, Shards(root)
+        self._positions: dict[str, int] = {}
+
+    def items(self) -> Iterator[Item]:
+        for index in range(len(self.clips)):
+            shard, entry = self.clips.entry(index)
+            status = shard.stat()
+            self._positions[entry.id] = index
+            yield Item(entry.id, status.st_size, status.st_mtime_ns, status.st_ctime_ns, entry.label)
+
+    def digest(self, item: Item) -> bytes | None:
+        try:
+            meta = self.clips.head(self._positions[item.path]).meta
+        except ClipError:
+            return None
+        return _hash(json.dumps([meta["sizes"], meta["crc32"]]).encode()).digest()
+
+    def embed(self, model: Model, item: Item, overlap: float) -> Both:
+        index = self._positions[item.path]
+        frames, waveform, fps = self.clips.whole(index)
+        start = self.clips.entry(index)[1].start
+        video = model.embed_video((frames, fps), overlap=overlap)
+        audio = model.embed_audio((waveform, SAMPLE_RATE), overlap=overlap)
+        return _later(video, start), _later(audio, start)
+
+
+def _later(found: Embeddings, seconds: float) -> Embeddings:
+    return replace(found, start=found.start + seconds, end=found.end + seconds)
+
+
+def _hash(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)

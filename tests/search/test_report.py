@@ -1,0 +1,106 @@
+"""The commands, and what a person sees: table, JSON, page."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.fake_model import FakeModel
+from helpers.media_files import tone, write, write_video
+from typer.testing import CliRunner
+
+from stella.cli import app, main
+from stella.report.found import clock, printable
+from stella.search import index as index_module
+
+run = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Real files, a fake model: `--model` names its version."""
+    monkeypatch.setattr(index_module, "load", lambda what, device=None: FakeModel(str(what), pause=0))
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "src" / "cats" / "<b>[red]&.mp4", 3.0, seed=1)
+    write_video(tmp_path / "src" / "dogs" / os.fsdecode(b"\xff\n.mp4"), 3.0, seed=2)
+    write(tmp_path / "src" / "bell.wav", None, tone(2.0, 16_000), audio_codec="pcm_s16le")
+    return tmp_path
+
+
+def test_index_and_search_on_the_command_line(folder: Path) -> None:
+    (folder / "src" / "broken.mp4").write_text("bad")
+    made = run.invoke(app, ["index", "src", "index", "--model", "one"])
+    assert made.exit_code == 0, made.output
+    assert f"bad {folder}/src/broken.mp4: not a media file; fetch it again" in made.output.replace("\n/", "/")
+    assert re.search(
+        r"3 added in \d+ s; bad: 1 not a media file; 3 files, windows: \d+ video, \d+ audio\n$", made.output
+    )
+    again = run.invoke(app, ["index", "index"])
+    assert again.exit_code == 0 and "nothing new" in again.output
+    shown = run.invoke(app, ["index", "index", "--state"]).output
+    assert all(word in shown for word in ("one, version fake-one, D = 8", "3 ok", "1 bad", "broken.mp4"))
+    found = run.invoke(app, ["search", "index", "src/bell.wav", "-k", "3"])
+    assert found.exit_code == 0, found.output
+    assert "<b>[red]&.mp4" in found.output and "\\xff\\n.mp4" in found.output and "0:00.0 – 0:02.0" in found.output
+    tree = json.loads(run.invoke(app, ["search", "index", "src/bell.wav", "--json", "--label", "dogs"]).output)
+    assert {hit["path"] for hit in tree["hits"]} == {os.fsdecode(b"dogs/\xff\n.mp4")}
+    assert (tree["query"]["by"], tree["to"], tree["exact"]) == ("audio", "video", True)
+    assert "no file passes the filters" in run.invoke(app, ["search", "index", "src/bell.wav", "--path", "x"]).output
+    refreshed = run.invoke(app, ["index", "index", "--refresh", "--model", "two", "--compact"])
+    assert refreshed.exit_code == 0 and "3 embedded again" in refreshed.output, refreshed.output
+    assert "two, version fake-two" in run.invoke(app, ["index", "index", "--state"]).output
+    assert run.invoke(app, ["index", "--forget", "src", "index"]).exit_code == 0
+    assert "the index is empty" in run.invoke(app, ["search", "index", "src/bell.wav"]).output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["search", "nowhere", "src/bell.wav"], "nowhere holds no index; make one with: stella index SRC nowhere"),
+        (["search", "index", "none.wav"], "missing file"),
+        (["search", "index", "src/bell.wav", "-k", "0"], "k=0 must be at least 1"),
+        (["search", "index", "src/bell.wav@99"], "src/bell.wav@99 is beyond the end of the file"),
+        (["search", "index", "src/bell.wav", "--by", "video"], "no video track"),
+        (["search", "index", "src/mute.mp4", "--by", "audio"], "no audio track"),
+        (
+            ["search", "index", "src/bell.wav", "--model", "two"],
+            "cannot be compared; run: stella index index --refresh",
+        ),
+        (["index", "nowhere", "index"], "nowhere is not a folder"),
+        (["index", "src", "index", "--model", "two"], "all its vectors are stale; add --refresh"),
+        (["index", "index", "src"], "src is no index and holds"),
+        (["index", "--forget", "index"], "--forget needs the folders to drop"),
+        (["index", "--compact", "--forget", "src/cats", "index"], "is no folder of index"),
+    ],
+)
+def test_an_error_is_one_sentence(
+    args: list[str], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "src" / "mute.mp4").write_text("mute")
+    assert run.invoke(app, ["index", "src", "index", "--model", "one"]).exit_code == 0
+    monkeypatch.setattr(sys, "argv", ["stella", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and shown.startswith("error: ") and said in shown and shown.count("\n") == 1
+
+
+def test_the_page_plays_the_files_and_escapes_their_names(folder: Path) -> None:
+    run.invoke(app, ["index", "src", "index", "--model", "one"])
+    done = run.invoke(app, ["search", "index", "src/bell.wav", "--page", "pages/found.html"])
+    assert done.exit_code == 0 and done.output.endswith("pages/found.html\n"), done.output
+    page = (folder / "pages" / "found.html").read_text()
+    assert "&lt;b&gt;[red]&amp;.mp4" in page and "<b>" not in page and "\\xff\\n.mp4" in page
+    sources = re.findall(r'<(video|audio) [^>]*src="([^"#]*)#t=([\d.]+),([\d.]+)"', page)
+    assert {kind for kind, *_ in sources} == {"video", "audio"} and len(sources) > 2
+    assert "./../src/dogs/%FF%0A.mp4" in {source for _, source, *_ in sources}
+    assert page.count('poster="data:image/jpeg;base64,/9j/') == sum(kind == "video" for kind, *_ in sources)
+    assert "<script" not in page and not re.search(r' (style|on\w+)="', page) and "https:" not in page
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_names_and_times_in_words() -> None:
+    assert printable(os.fsdecode(b"caf\xc3\xa9 \xff\x1b[1m\n")) == "café \\xff\\x1b[1m\\n"
+    assert [clock(t) for t in (0, 12.46, 59.99, 3723.04)] == ["0:00.0", "0:12.5", "1:00.0", "1:02:03.0"]
