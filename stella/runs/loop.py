@@ -72,10 +72,10 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
         with Stop() as stop:
             try:
                 return Run(config, folder, console or Console(), stop).go()
-            except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
-                if stop.signal is None:
-                    raise
-                return _result(folder, 128 + stop.signal)
+            except (Stopped, Exception):  # what fails after a signal is part of the stop: workers end by it too
+                if stop.signal:
+                    return _result(folder, 128 + stop.signal)
+                raise
 
 
 def resume(
@@ -335,22 +335,18 @@ class Run:
         return counts
 
     def _save(self) -> None:
-        with self.stop.writing():
-            self._save_now()
-
-    def _save_now(self) -> None:
         began, step = time.monotonic(), self.trainer.counters.step
-        self.trainer.settle()
-        self._write_skipped()
-        state: dict[str, Any] = {
-            "trainer": self.trainer.state_dict(),
-            "metrics_bytes": self.metrics.sync(),
-            "config": to_tree(self.config),
-        }
-        path = self.checkpoints.save(step, state)
-        self._saved = time.monotonic()
-        size = path.stat().st_size
-        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+        with self.stop.writing():
+            self.trainer.settle()
+            self._write_skipped()
+            state: dict[str, Any] = {
+                "trainer": self.trainer.state_dict(),
+                "metrics_bytes": self.metrics.sync(),
+                "config": to_tree(self.config),
+            }
+            size = self.checkpoints.save(step, state).stat().st_size
+            self._saved = time.monotonic()
+            self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
 
     def _finish(self) -> None:
         counters, slow = self.trainer.counters, self.trainer.slow
