@@ -203,10 +203,10 @@ class DecodedConfig(FilesConfig):
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
     # none, and auto of the span: as the weights that a run starts from want it, or else the paper's (`Inputs`)
-    pixels: int | None = None  # after cropping
+    pixels: int | None = None  # side of the square picture after cropping; none: as the weights, or 224
     frames: int | None = None  # video frames of a clip; none: as the weights, or 4
-    duration: float | None = None  # seconds of a clip
-    span: float | Literal["auto"] | None = "auto"  # seconds of the window with the frames; none: the whole clip
+    duration: float | None = None  # seconds of a clip; none: as the weights, or 10.24
+    span: float | Literal["auto"] | None = "auto"  # seconds of the frames' window; auto: as the weights; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
