@@ -100,7 +100,8 @@ def weights(
     parameters = sum(tensor.numel() for tensor in tensors)
     table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
-    for name, value in {"sizes": found.sizes, **found.extra}.items():
+    inputs = found.header.get("inputs", "not stated")
+    for name, value in {"sizes": found.sizes, "inputs": inputs, **found.extra}.items():
         table.add_row(Text(plain(name)), Text(plain(_key_values(value, defaults.get(name, {})))))
     console.print(table, highlight=False, soft_wrap=True)
 
@@ -166,7 +167,7 @@ def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    found = sorted(config.parent for config in path.rglob("config.json"))
+    found = sorted(each.parent for each in path.rglob("config.json") if (each.parent / "environment.json").exists())
     if not found:
         raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
     return found

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stella.embed.localise import Maps
 from stella.embed.model import Model
-from stella.errors import StellaError, require
+from stella.errors import ClipError, StellaError, require
 from stella.files import whole
 from stella.media.convert import picture
 from stella.media.decode import tracks
@@ -23,7 +23,8 @@ from stella.media.files import open_media
 from stella.media.inputs import PER_SECOND
 from stella.media.windows import windows
 
-FPS_MOST = 25.0
+FPS = (10.0, 25.0)  # of the film, between these that of the video
+AAC_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 SHORT_SIDE = 432  # pixels of the film's picture
 LEGEND, BELOW, EDGE = 112, 186, 16  # pixels to its right, below and around it
 MELS = 64
@@ -40,22 +41,25 @@ def write_film(model: Model, maps: Maps, path: Path, out: Path) -> int:
     av, loud = require("av"), _loudness(model, path)
     with open_media(path, math.inf) as source, whole(out) as fresh:
         found = tracks(path, source)
-        fps = min(FPS_MOST, float(found["video"].average_rate or FPS_MOST))
+        fps = min(max(float(found["video"].average_rate or 25), FPS[0]), FPS[1])
         with av.open(f"file:{fresh}", "w", format="mp4", options={"movflags": "+faststart"}) as film:
             count, video = 0, None
-            for count, frame in enumerate(_frames(source, found["video"], fps), 1):
+            for count, frame in enumerate(_frames(source, found["video"], fps, float(maps.end.max())), 1):
                 if video is None:
                     canvas = _Canvas((frame.shape[1], frame.shape[2]), maps, loud, path.name)
                     video = _video_stream(film, canvas, fps)
-                    audio = film.add_stream("aac", rate=found["audio"].codec_context.sample_rate, layout="stereo")
+                    rate = found["audio"].codec_context.sample_rate
+                    audio = film.add_stream("aac", rate=rate if rate in AAC_RATES else 48_000, layout="stereo")
                 _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1, fps)
-            film.mux(video.encode() if video is not None else [])
+            if video is None:
+                raise ClipError(path, "no video in it", "a film needs pictures: give another file")
+            film.mux(video.encode())
             _copy_sound(path, film, audio)
     return count
 
 
-def _frames(source: Any, stream: Any, fps: float) -> Iterator[Tensor]:
-    """Frames uint8 [3, H, W] at a fixed rate, each the one that is shown at its time."""
+def _frames(source: Any, stream: Any, fps: float, end: float) -> Iterator[Tensor]:
+    """Frames uint8 [3, H, W] at a fixed rate, each the one that is shown at its time; the last one until the end."""
     scaler = require("av.video.reformatter").VideoReformatter()
     origin, tick, due, shown = (source.start_time or 0) / 1e6, float(stream.time_base), 0, None
     for frame in source.decode(stream):
@@ -65,8 +69,9 @@ def _frames(source: Any, stream: Any, fps: float) -> Iterator[Tensor]:
             due += 1
         shown = picture(frame, scaler, stream.sample_aspect_ratio, SHORT_SIDE)
         shown = shown[:, : shown.shape[1] // 2 * 2, : shown.shape[2] // 2 * 2]
-    if shown is not None:
+    while shown is not None and due / fps + 1e-6 < end:
         yield shown
+        due += 1
 
 
 def _video_stream(film: Any, canvas: "_Canvas", fps: float) -> Any:
@@ -91,7 +96,7 @@ def _copy_sound(path: Path, film: Any, audio: Any) -> None:
     """The sound of the file as AAC at its own rate, in time with the pictures."""
     with open_media(path, math.inf) as source:
         stream = tracks(path, source)["audio"]
-        rate, origin = stream.codec_context.sample_rate, (source.start_time or 0) / 1e6
+        rate, origin = audio.codec_context.sample_rate, (source.start_time or 0) / 1e6
         resampler = require("av").AudioResampler("fltp", "stereo", rate)
         due = None
         for frame in source.decode(stream):

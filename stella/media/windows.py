@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ClipError, StellaError, require
-from stella.media.decode import HELD_MOST, SLACK, Cut, tracks
+from stella.media.decode import HELD_MOST, OWN_LENGTHS, SLACK, Cut, tracks
 from stella.media.files import open_media
 from stella.media.inputs import Inputs
 
@@ -24,6 +24,7 @@ MISSING = {"video": "it has no picture to embed", "audio": "it has no sound to e
 REST = 0.1  # seconds at a file's end that get no window of their own: encoders pad
 TOGETHER = 8  # windows decoded at a time: a long way to the last keyframe is then decoded once for all of them
 HELD = 1 << 26  # bytes of packets from which on fewer windows are decoded at a time
+GAP_MOST = 3600.0  # seconds without a packet that are believed
 GUESSED = ("mp3", "aac", "ac3", "eac3", "dts", "amr", "loas")  # formats whose length FFmpeg may only estimate
 
 
@@ -104,20 +105,22 @@ class _Reader(Cut):
         for packet in self._demux():  # of both tracks, whichever is wanted: together they tell where the file ends
             kind, track = by_stream[packet.stream_index]
             self._add(kind, track, packet, keep=kind in kinds)
-            due = self._due(track)
-            if kind in kinds and (due >= TOGETHER or (due and track.bytes > HELD)):
-                yield from self._give(kind, track, [(track.count + i) * self.hop for i in range(due)])
+            while kind in kinds and ((due := self._due(track)) >= TOGETHER or (due and track.bytes > HELD)):
+                yield from self._give(kind, track, [(track.count + i) * self.hop for i in range(min(due, TOGETHER))])
                 self._trim(aligned)
         self.at_end, ends = True, {kind: track.end - self.origin for kind, track in self.by_kind.items()}
         self._check_whole()
         for kind in [kind for kind in KINDS if kind in kinds and kind in self.by_kind]:
             track, length = self.by_kind[kind], ends["video"] if aligned and "video" in ends else ends[kind]
-            rest = starts(length, self.inputs.duration, self.hop)[track.count :] if track.packets else []
+            every = enumerate(starts(length, self.inputs.duration, self.hop))
+            rest = [at for i, at in every if i >= track.count or at != i * self.hop] if track.packets else []
             for first in range(0, len(rest), TOGETHER):
                 yield from self._give(kind, track, rest[first : first + TOGETHER], length)
 
     def _add(self, kind: str, track: _Track, packet: Any, keep: bool) -> None:
         begin, end = self._span(packet)
+        if begin > max(track.end, self.origin) + GAP_MOST:
+            raise ClipError(self.path, "damaged timestamps", f"they jump by more than {GAP_MOST / 3600:g} h: re-mux it")
         if end == begin and kind == "video":  # some formats keep no durations
             end += 1 / float(self.video.average_rate or 25)
         if kind == "audio" or packet.dts is None:
@@ -139,12 +142,12 @@ class _Reader(Cut):
     def _trim(self, aligned: bool) -> None:
         """Drop packets that no later window needs: the last window of all begins after those already given."""
         for kind, track in self.by_kind.items():
-            last = min(t.last for t in self.by_kind.values()) if aligned else track.last
-            spans = [self._span(packet) for packet in track.packets]
+            last = min(t.last for t in self.by_kind.values() if t.packets) if aligned else track.last
             if kind == "video":
                 first = self._keyframe(track.packets, self.origin + last)
             else:
-                first = next((i for i, (_, end) in enumerate(spans) if end > self.origin + last - SLACK), len(spans))
+                ends = (self._span(packet)[1] for packet in track.packets)
+                first = next((i for i, end in enumerate(ends) if end > self.origin + last - SLACK), 0)
             track.bytes -= sum(packet.size for packet in track.packets[:first])
             del track.packets[:first]
 
@@ -205,10 +208,14 @@ class _Reader(Cut):
         self.audio_decoder.flush_buffers()
         if self.audio_decoder.name == "aac":
             fresh = require("av").CodecContext.create("aac", "r")
-            fresh.extradata = self.audio_decoder.extradata
+            fresh.extradata, fresh.options = self.audio_decoder.extradata, self.audio_decoder.options
             self.audio_decoder = fresh
 
     def _check_whole(self) -> None:
-        if self.container.format.name not in GUESSED:
-            self.end, reached = math.inf, max(track.end for track in self.by_kind.values())
-            self._check_reached(max(self.by_kind.values(), key=lambda track: track.end).stream, reached)
+        """Refuse a file that ends before its header says, in any track whose own length is stated."""
+        names, self.end = self.container.format.name, math.inf
+        last = max(track.end for track in self.by_kind.values())
+        for track in self.by_kind.values():
+            own = any(name in names for name in OWN_LENGTHS)
+            if names not in GUESSED:
+                self._check_reached(track.stream, track.end if own else last)

@@ -28,6 +28,7 @@ from stella.media.inputs import Inputs, derived
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, CAVConfig
+from stella.runs.build import build_method, check
 from stella.runs.config import RunConfig, model_config, settle
 from stella.runs.loop import pretrain
 
@@ -194,9 +195,16 @@ def test_a_model_is_loaded_from_a_name_a_file_a_run_and_a_saved_folder(tmp_path:
 
 def test_a_run_writes_how_its_inputs_are_made_and_can_be_used_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "videos"
-    for number in range(10):
+    for number in range(4):
         write_video(folder / f"{number}.mp4", 1.0, seed=number)
-    values = ["data.source=folder", f"data.path={folder}", "data.duration=0.64", "data.pixels=32", "data.frames=2"]
+    values = [
+        "data.source=folder",
+        f"data.path={folder}",
+        f"data.eval_path={folder}",
+        "data.duration=0.64",
+        "data.pixels=32",
+        "data.frames=2",
+    ]
     config = resolve(RunConfig, None, [*values, "method=finetune", "stream.batch_size=4", "train.device=cpu"])
     assert pretrain(config, tmp_path / "run").finished
     model = stella.load(tmp_path / "run")
@@ -204,6 +212,10 @@ def test_a_run_writes_how_its_inputs_are_made_and_can_be_used_at_once(tmp_path: 
     assert len(model.embed_video(folder / "0.mp4")) == 2
     with pytest.raises(StellaError, match="has no matching module"):
         model.localise(folder / "0.mp4")
+    further = settle(resolve(RunConfig, None, [*values[:2], "method=finetune", f"model.weights={tmp_path / 'run'}"]))
+    check(further)
+    method = build_method(further, torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(method.model.parameters(), model.cav.parameters(), strict=True))
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None:

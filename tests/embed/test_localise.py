@@ -90,18 +90,21 @@ def test_windows_without_sound_are_left_out_and_others_keep_their_seconds(model:
     assert len(maps) == 2 and maps.heat.isfinite().all()
 
 
-def test_the_film_has_the_map_over_it_and_keeps_its_sound(model: Model, tmp_path: Path) -> None:
+def test_the_film_has_the_map_over_it_and_keeps_its_sound(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stella.embed.film.SHORT_SIDE", 192)
     [path] = export(Scenes("base", "eval", 1), tmp_path / "scenes")
     maps = model.localise(path)
     assert write_film(model, maps, path, tmp_path / "heat.mp4") == 64
     with av.open(str(tmp_path / "heat.mp4")) as film:
         assert film.duration / 1e6 == pytest.approx(2.56, abs=0.1)
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
-    assert len(frames) == 64 and frames[0].shape[0] > 432 + 150
+    assert len(frames) == 64 and frames[0].shape[0] > 192 + 150
     hot = np.unravel_index(int(maps.heat[0, 2].argmax()), (96, 96))
     cold = np.unravel_index(int(maps.heat[0, 2].argmin()), (96, 96))
     shown = frames[40].astype(int)  # the third frame that the model sees
-    red = [shown[16 + 432 * y // 96, 40 + 432 * x // 96, 0] for y, x in (hot, cold)]
+    red = [shown[16 + 2 * y, 160 + 2 * x, 0] for y, x in (hot, cold)]
     assert red[0] > 180 and red[0] > red[1] + 60
     before, after = (of_sound(each) for each in (path, tmp_path / "heat.mp4"))
     length = min(len(before), len(after))
@@ -124,16 +127,16 @@ def test_films_of_phone_files(model: Model, tmp_path: Path) -> None:
 def test_a_matching_module_is_trained_on_a_frozen_backbone() -> None:
     sizes = {"image_size": 32, "spec_frames": 64, "frames": 2}
     config = preset("tiny", dim=32, heads=2, depth=2, fusion_from=1, dec_depth=0, **sizes)
-    source = Videos(4, width=32)
+    source = Videos(3, width=32)
 
     def trained(steps: int, seed: int = 0) -> tuple[Model, float]:
         torch.manual_seed(0)
         model = Model(CAV(config), None, Inputs(0.64, 32, 37, 2, None, 64))
-        return model, train_matching(model, source, steps, batch=4, lr=3e-3, seed=seed)
+        return model, train_matching(model, source, steps, lr=3e-3, seed=seed)
 
     assert trained(3)[1] == trained(3)[1] != trained(3, seed=1)[1]
-    model, loss = trained(120)
-    assert model.avm is not None and loss < 0.62  # by chance 0.69
+    model, loss = trained(80)
+    assert model.avm is not None and loss < 0.5  # by chance 0.69
     torch.manual_seed(0)
     assert model.fingerprint == Model(CAV(config), None, model.inputs).fingerprint
     assert len(model.localise(CLIP)) == 5
@@ -153,7 +156,7 @@ def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path
     assert isinstance(refused.exception, StellaError) and "--train-on FOLDER" in str(refused.exception)
     more = ["--train-on", str(tmp_path / "videos"), "--steps", "2", "--save", str(tmp_path / "full")]
     done = run.invoke(app, [*args, *more])
-    assert done.exit_code == 0 and "8 frames, 1 windows" in done.output, done.output
+    assert done.exit_code == 0 and "10 frames, 1 windows" in done.output, done.output
     assert film.exists() and stella.load(tmp_path / "full").avm is not None
     wrong = run.invoke(app, [*args[:2], "--out", "heat.gif"])
     assert isinstance(wrong.exception, StellaError) and "must end in .mp4" in str(wrong.exception)

@@ -81,7 +81,15 @@ def test_aligned_windows_end_with_the_video_in_both_kinds(tmp_path: Path) -> Non
     apart, together = (list(windows(path, INPUTS, aligned=aligned)) for aligned in (False, True))
     assert [w.start for w in of(apart, "video")] == pytest.approx([0, 1, 1.4])
     assert [w.start for w in of(apart, "audio")] == pytest.approx([0, 1, 2, 3])
-    assert {round(w.start, 6) for w in of(together, "video")} <= {round(w.start, 6) for w in of(together, "audio")}
+    assert {w.start for w in of(together, "video")} <= {w.start for w in of(together, "audio")}
+
+
+def test_the_last_aligned_window_has_sound_also_if_the_sound_went_ahead(tmp_path: Path) -> None:
+    sound = noisy(20.0, 16000, 1)
+    path = write(tmp_path / "a.mkv", moving(265), sound, audio_codec="flac", options={"g": "25"})  # 10.6 s of video
+    found = list(windows(path, INPUTS, aligned=True))
+    assert of(found, "video")[-1].start == pytest.approx(9.6)
+    assert {w.start for w in of(found, "video")} <= {w.start for w in of(found, "audio")}
 
 
 @pytest.mark.parametrize("name", SOUNDS)
@@ -116,6 +124,13 @@ def test_a_truncated_file_is_refused_and_not_taken_for_a_short_one(tmp_path: Pat
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ClipError, match="truncated file"):
         list(windows(path, INPUTS, ["audio"]))
+
+
+def test_timestamps_that_jump_are_refused(tmp_path: Path) -> None:
+    times = [i / 25 for i in range(25)] + [1e6 + i / 25 for i in range(25)]
+    path = write(tmp_path / "jump.mkv", moving(50), None, times=times)
+    with pytest.raises(ClipError, match="damaged timestamps"):
+        list(windows(path, INPUTS, ["video"]))
 
 
 def test_few_packets_are_held_however_long_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
