@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow faults lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/stella demo
@@ -14,6 +14,9 @@ test: $(INSTALLED) lint
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow
+
+faults: $(INSTALLED)
+	$(BIN)/python -m benchmarks.faults
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

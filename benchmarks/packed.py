@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import repeat
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stella.clip import Batch
-from stella.data.packed import FRAMES, LENGTHS, VERSION, WAVEFORMS, Header, Packed
+from stella.data.packed import FRAMES, HEADER, LENGTHS, VERSION, WAVEFORMS, Header, Packed
 from stella.data.stream import Stream, StreamConfig
 from stella.media.fbank import LENGTH, SHIFT
 
@@ -37,16 +38,22 @@ def write(root: Path, clips: int) -> None:
     rng = np.random.default_rng(0)
     names = [str(index) for index in range(clips)]
     header = Header(VERSION, 224, 1024, [4, 3, 256, 256], SAMPLES, 1, names, [None] * clips, [None] * clips)
-    (root / "clips.json").write_text(json.dumps(asdict(header)))
+    tail = np.array(SAMPLES, "<i8").tobytes()
     with (root / FRAMES).open("wb") as frames, (root / WAVEFORMS).open("wb") as sound:
         for _ in range(clips):
-            frames.write(rng.integers(0, 256, header.frames, dtype=np.uint8).data)
-            sound.write(rng.integers(-(2**15), 2**15, SAMPLES, dtype=np.int16).data)
+            picture = rng.integers(0, 256, header.frames, dtype=np.uint8).tobytes()
+            wave = rng.integers(-(2**15), 2**15, SAMPLES, dtype=np.int16).tobytes()
+            frames.write(picture)
+            sound.write(wave)
+            header.frames_crc32.append(zlib.crc32(picture))
+            header.sound_crc32.append(zlib.crc32(wave + tail))
+    (root / HEADER).write_text(json.dumps(asdict(header)))
     (root / LENGTHS).write_bytes(np.full(clips, SAMPLES, "<i8").tobytes())
 
 
 def bare(source: Packed, order: list[list[int]]) -> None:
-    arrays = [np.asarray(array) for array in (source._frames, source._waveforms)]
+    both = (source._frames, source._waveforms)
+    arrays = [np.memmap(rows.path, rows.dtype, "r", shape=(len(source), *rows.shape)) for rows in both]
     into = [np.empty((BATCH, *array.shape[1:]), array.dtype) for array in arrays]
     for rows in order:
         for array, buffer in zip(arrays, into, strict=True):

@@ -9,7 +9,9 @@ of them. `data.source=folder` builds the dataclass whose `source` is "folder"; w
 
 import contextlib
 import dataclasses
+import datetime
 import difflib
+import sys
 import tomllib
 import types
 import typing
@@ -95,7 +97,7 @@ def overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
                 raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
         try:
             table[leaf] = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:  # anything else is a string, so quotes may be left out
+        except ValueError:  # anything else is a string, so quotes may be left out
             table[leaf] = text
     return tree
 
@@ -120,12 +122,23 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         if isinstance(value, Mapping):
             return dict(value)
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:  # also what is not a number
+            raise ConfigError(f"{path} must be a finite number, not {_short(value)}")
         return float(value)
+    elif hint is int and isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{path} must be an integer of at most 63 bits, not {_short(value)}")
+    elif hint is str and isinstance(value, int | datetime.date) and not isinstance(value, bool):
+        return str(value)  # data.path=2024 is a folder
     elif hint is Path and isinstance(value, str | Path):
         return Path(value)
     elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    raise ConfigError(f"{path} must be {_describe(hint)}, not {value!r}")
+    raise ConfigError(f"{path} must be {_describe(hint)}, not {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
@@ -139,7 +152,7 @@ def _convert_union(value: Any, args: tuple[Any, ...], path: str) -> Any:
     for kind in kinds:
         with contextlib.suppress(ConfigError):
             return convert(value, kind, path)
-    raise ConfigError(f"{path} must be {' or '.join(_describe(k) for k in kinds)}, not {value!r}")
+    raise ConfigError(f"{path} must be {' or '.join(_describe(k) for k in kinds)}, not {_short(value)}")
 
 
 def _convert_table(tree: Any, kinds: Sequence[Any], path: str) -> Any:

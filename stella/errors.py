@@ -1,7 +1,21 @@
-"""Errors that a user can cause. Each message names the value, the place and the remedy in one sentence."""
+"""Errors that a user can cause. Each message names the value, the place and the remedy in one sentence.
+
+What a message quotes may come from anywhere; `plain` makes it safe to print.
+"""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
+
+
+def plain(text: object) -> str:
+    """A text of somebody else's (a file's name, a task, metadata) as one line that is safe to print.
+
+    Control characters, terminal escapes and bytes that are not UTF-8 are spelt out: `\\n`, `\\x1b`, `\\udce9`.
+    """
+    joiners = "\u200c\u200d"  # of many scripts
+    return "".join(c if c.isprintable() or c in joiners else ascii(c)[1:-1] for c in str(text))
 
 
 class StellaError(Exception):
@@ -20,13 +34,30 @@ class ClipError(StellaError):
     """A clip that cannot be used. A run skips it, counts it by `reason` and lists it in `skipped.jsonl`."""
 
     def __init__(self, path: object, reason: str, remedy: str) -> None:
-        super().__init__(f"{path}: {reason}; {remedy}")
+        super().__init__(plain(f"{path}: {reason}; {remedy}"))
         self.path = str(path)
         self.reason = reason
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[type["ClipError"], tuple[str, str, str]]:
         return ClipError, (self.path, self.reason, self.remedy)  # picklable, for loader workers
+
+
+@contextmanager
+def skippable(path: object) -> Iterator[None]:
+    """Whatever goes wrong with one clip becomes a `ClipError`, so that it is skipped and the run goes on.
+
+    Other `StellaError`s pass: a missing package or a wrong setting is not the clip's fault.
+    """
+    try:
+        yield
+    except StellaError:
+        raise
+    except MemoryError as error:
+        raise ClipError(path, "too much memory", "re-encode it, or allow a worker more memory") from error
+    except Exception as error:
+        what = " ".join(str(error).split())[:200]
+        raise ClipError(path, f"unforeseen {type(error).__name__}", f"{what}: leave it out and report this") from error
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:

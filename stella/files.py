@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +27,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    write_bytes(path, encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8. Bytes of names that are not UTF-8 become `\\udcXX`, which JSON reads back as the same name."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_json(path: Path, tree: Any) -> None:
@@ -37,9 +43,11 @@ def read_json(path: Path, remedy: str = "check the path") -> dict[str, Any]:
     """The object in a JSON file. `remedy` ends the message about a file that cannot be opened."""
     try:
         tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict):
+            raise ValueError("it holds no object")
     except OSError as error:
         raise StellaError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StellaError(f"{path} is damaged ({error}); restore it, or delete it and start again") from error
     return tree
 
@@ -82,8 +90,9 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files of killed writers. Only the holder of the folder's lock may call this."""
-    for left in folder.glob("*.????????.tmp"):
-        left.unlink()
+    for left in folder.iterdir():
+        if re.fullmatch(r".+\.[0-9a-f]{8}\.tmp", left.name, re.S) and left.is_file() and not left.is_symlink():
+            left.unlink()
 
 
 class Appended:
@@ -120,7 +129,7 @@ class Lines(Appended):
         super().__init__(path, path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self.append(encoded(json.dumps(line, ensure_ascii=False)) + b"\n")
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -128,11 +137,16 @@ def read_lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     lines: list[Line] = []
-    *complete, _ = path.read_bytes().split(b"\n")
+    try:
+        *complete, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); restore or remove it") from error
     for number, line in enumerate(complete, 1):
         try:
             lines.append(json.loads(line))
-        except ValueError as error:
+            if not isinstance(lines[-1], dict):
+                raise ValueError("it holds no object")
+        except (ValueError, RecursionError) as error:
             raise StellaError(f"line {number} of {path} is damaged ({error}); restore or remove it") from error
     return lines
 
@@ -149,7 +163,11 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """
     file = _locked(path, wait)
     try:
-        file.truncate(0)  # a killed holder leaves its number there
+        file.seek(0)
+        if not re.fullmatch(r"\d*\n?", file.read(100)):  # a killed holder leaves its number there
+            file.close()
+            raise StellaError(f"{path} is not a lock of ours; choose another folder, or move that file away")
+        file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
@@ -161,7 +179,7 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 def _locked(path: Path, wait: bool) -> IO[str]:
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+", encoding="utf-8", errors="replace")
         _locks.add(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,14 +205,11 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager
-def explain_full_disk(root: Path) -> Iterator[None]:
+def explain_full_disk(root: Path, again: str = "free some space and run again") -> Iterator[None]:
     """Turn the system's error about a full disk into a sentence for the user."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise StellaError(
-            f"{root} cannot be written ({error.strerror}); nothing up to the last checkpoint is lost: "
-            "free some space and continue with --resume"
-        ) from error
+        raise StellaError(f"{root} cannot be written ({error.strerror}); {again}") from error

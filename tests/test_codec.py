@@ -247,7 +247,7 @@ def test_the_memory_keeps_codes_and_gives_clips() -> None:
         add(m, 6, 6)
     rows = memory.state_dict()["rows"]
     assert rows["video"].shape == (8, 16, 72) and rows["audio"].shape == (8, 64, 72)
-    assert sum(r.nbytes for r in rows.values()) == memory.bytes == 8 * (8 + 80 * 72)
+    assert sum(r.nbytes for r in rows.values()) == 8 * bytes_per_clip(memory.columns) == 8 * (8 + 80 * 72)
     ours, theirs = memory.draw(5), plain.draw(5)
     assert torch.equal(ours.ids, theirs.ids) and torch.equal(ours.slots, theirs.slots)
     for name in ("video", "audio"):

@@ -227,3 +227,26 @@ def test_a_waiting_lock_waits(tmp_path: Path) -> None:
         path.unlink()  # whoever waited for the old file takes the new one
     thread.join(10)
     assert order == ["first", "second"] and path.exists()
+
+
+def test_only_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    """Whatever looks nearly like it stays: other names, folders, links."""
+    (tmp_path / "a.json.0123abcd.tmp").write_text("half")
+    kept = ["a.json.0123ABCD.tmp", "a.json.tmp", "notes.thesis01.tmp", "a.json.0123abcde.tmp"]
+    for name in kept:
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "folder.0123abcd.tmp").mkdir()
+    (tmp_path / "link.0123abcd.tmp").symlink_to(tmp_path / kept[0])
+    files.sweep(tmp_path)
+    assert names(tmp_path) == sorted([*kept, "folder.0123abcd.tmp", "link.0123abcd.tmp"])
+
+
+def test_a_file_that_is_no_lock_of_ours_is_not_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_bytes(b"precious \xff notes\n")
+    with pytest.raises(StellaError, match="is not a lock of ours"), lock(path):
+        pass
+    assert path.read_bytes() == b"precious \xff notes\n"
+    path.write_text("12345\n")  # a killed holder's
+    with lock(path):
+        assert path.read_text() == f"{os.getpid()}\n"

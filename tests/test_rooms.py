@@ -84,7 +84,6 @@ BLOCKED = (
     "ray",
     "kaldi_native_fbank",
     "huggingface_hub",
-    "onnx",
 )
 
 SCRIPT = f"""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stella.cli import data, models, scenes, search, train, use
 from stella.cli.common import say
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 
 app = typer.Typer(
     name="stella",
@@ -64,5 +64,5 @@ def main() -> None:
 
 
 def _refuse(sentence: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {sentence}"))
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "bold red"), f" {plain(sentence)}"))
     sys.exit(2)

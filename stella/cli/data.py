@@ -9,7 +9,11 @@ import typer
 from stella.cli.common import Overrides, Recipe, say, split
 from stella.errors import StellaError
 
-Workers = Annotated[int | None, typer.Option(min=1, help="Number of worker processes.", show_default="one per core")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1000, help="Number of worker processes.", show_default="one per core")
+]
+
+WorkerGB = Annotated[float, typer.Option(help="GB of memory for one worker process; what needs more is skipped.")]
 
 
 def look(
@@ -21,7 +25,7 @@ def look(
     from stella.data.folder import Folder
     from stella.data.shards import Shards
     from stella.data.skipped import in_words
-    from stella.errors import ClipError
+    from stella.errors import ClipError, skippable
     from stella.report.sheet import SHEETS, contact_sheet
 
     if out.suffix.lower() not in SHEETS:
@@ -32,7 +36,9 @@ def look(
     tried = min(clips, len(source))
     for number in range(tried):  # spread evenly over the folder
         try:
-            good.append(source[number * len(source) // tried])
+            index = number * len(source) // tried
+            with skippable(source.location(index)):
+                good.append(source[index])
         except ClipError as error:
             bad.append(error)
             say(f"skipped {error}", "yellow")
@@ -53,16 +59,30 @@ def prepare(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Length of a clip in seconds.")] = 10.24,
     split: Annotated[bool, typer.Option(help="Cut long videos into consecutive clips.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict/--lenient", help="Skip videos that FFmpeg finds damaged, or take what it conceals."),
+    ] = True,
     workers: Workers = None,
+    worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
     from stella.data.prepare import prepare as run
 
-    say(str(run(src, dst, labels_csv=labels, seconds=seconds, split=split, workers=workers)))
+    options: dict[str, Any] = {
+        "seconds": seconds,
+        "split": split,
+        "strict": strict,
+        "workers": workers,
+        "worker_gb": worker_gb,
+    }
+    summary = run(src, dst, labels_csv=labels, **options)
+    say(str(summary))
+    raise typer.Exit(0 if summary.clips else 1)
 
 
 def pack(
-    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    out: Annotated[Path, typer.Argument(help="Folder to create, to resume, or to add new clips to.")],
     recipe: Recipe = None,
     values: Overrides = None,
     evaluation: Annotated[
@@ -76,6 +96,7 @@ def pack(
         typer.Option(min=1, help="Windows of frames to store per clip, for training to draw from; an odd number."),
     ] = 1,
     workers: Workers = None,
+    worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Decode clips once and store them as arrays that feed a GPU: then train with data.source=packed."""
     from stella.data.pack import pack as run
@@ -84,5 +105,5 @@ def pack(
 
     data = with_weights(run_config(*split(recipe, values)))[0].data
     want, tasks = data.inputs(), data.all_tasks(evaluation)
-    sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": want.size}
-    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, inputs=want)))
+    sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": want.size, "inputs": want}
+    say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, worker_gb=worker_gb)))

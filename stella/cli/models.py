@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stella.cli.common import Overrides, console, integers, listed, say, split, wide
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 
 
 def evaluate(
@@ -42,16 +42,17 @@ def report(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Print a table of runs and write one self-contained HTML page about them."""
-    from stella.report.page import write_page
+    from stella.report.page import write_readable
     from stella.report.tables import results_table
-    from stella.runs.record import ceilings, group, read_run, unlike
+    from stella.runs.record import ceilings, group, unlike
 
-    found = [run for path in runs for run in _runs_in(path)]
-    records = [read_run(run) for run in found]
+    records, left_out = write_readable([run for path in runs for run in _runs_in(path)], out)
+    for reason in left_out:
+        say(f"left out: {reason}", "yellow")
     console.print(results_table(group(records), ceilings(records)))
-    if sentence := unlike(records):
-        say(sentence, "yellow")
-    say(str(write_page(found, out)))
+    if warning := unlike(records):
+        say(warning, "yellow")
+    say(str(out))
 
 
 def methods(
@@ -100,7 +101,7 @@ def weights(
     table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
     for name, value in {"sizes": found.sizes, **found.extra}.items():
-        table.add_row(Text(name), Text(_key_values(value, defaults.get(name, {}))))
+        table.add_row(Text(plain(name)), Text(plain(_key_values(value, defaults.get(name, {})))))
     console.print(table, highlight=False, soft_wrap=True)
 
 
@@ -132,8 +133,8 @@ def bench(
 
     given = [f"train.compile={compile}", *(values or [])]
     place = machine(resolve(RunConfig, None, given).train)
-    if place.remark:
-        say(place.remark)
+    for remark in place.remark.splitlines():
+        say(remark)
     base = [f"model.preset={'tiny' if place.device.type == 'cpu' else 'base'}", *given]
     configs = bench_configs(listed(methods), integers("--batches", batches), base)
     if packed is not None:

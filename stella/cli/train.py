@@ -95,7 +95,7 @@ def reproduce(
         str | None, typer.Argument(help="Name or path of a reproduction's recipe.", show_default="list all")
     ] = None,
     values: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run (0, 1, …).")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, from the recipe's first (0) on.")] = 5,
     seeds_list: Annotated[
         str, typer.Option(help="Seeds to run, separated by commas, instead of --seeds.", show_default="none")
     ] = "",
@@ -110,6 +110,7 @@ def reproduce(
 ) -> None:
     """Run one of the paper's comparisons, skip what is finished, and print it beside the paper's own figures."""
     from stella.experiments import reproduce as paper
+    from stella.experiments.recipe import load
 
     page = wide(120)
     if name is None:
@@ -117,6 +118,7 @@ def reproduce(
     elif results is not None:
         paper.show(name, results, page, values or [])
     else:
-        numbers = integers("--seeds-list", seeds_list) or range(seeds)
+        first = load(name).first_seed
+        numbers = integers("--seeds-list", seeds_list) or range(first, first + seeds)
         selected = listed(only), listed(orders), values or []
         raise typer.Exit(paper.reproduce(name, numbers, out / Path(name).stem, page, *selected, processes))

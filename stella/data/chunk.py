@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
-from stella.data.workers import Done, Pool, Tick
-from stella.errors import ClipError, StellaError
+from stella.data.workers import WORKER_GB, Done, Pool, Tick
+from stella.errors import ClipError, StellaError, skippable
 from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
 from stella.rng import generator
@@ -47,7 +47,8 @@ def read_clip(source: Source, job: Job, position: int, window: float, tick: Tick
     index = job.indices[position]
     if position in job.bad:
         raise ClipError(location_of(source, index), *job.bad[position])
-    clip = clip_of(source, index, window)
+    with skippable(location_of(source, index)):
+        clip = clip_of(source, index, window)
     if len(clip.audio) < LENGTH:
         raise ClipError(clip.id, "too little audio", f"a clip needs at least {LENGTH} samples: leave it out")
     return clip
@@ -130,7 +131,12 @@ class Maker:
 
 
 def make(
-    task: Callable[[Job, Tick], Made], jobs: Iterator[Job], workers: int, prefetch: int, time_limit: float
+    task: Callable[[Job, Tick], Made],
+    jobs: Iterator[Job],
+    workers: int,
+    prefetch: int,
+    time_limit: float,
+    worker_gb: float = WORKER_GB,
 ) -> Generator[Made, None, None]:
     """What `task` makes of these jobs, in order, in worker processes that run ahead, or (0) in this process.
 
@@ -140,7 +146,7 @@ def make(
     if not workers:
         yield from (task(job, lambda item: None) for job in jobs)
         return
-    pool = Pool(task, workers, prefetch, time_limit)
+    pool = Pool(task, workers, prefetch, time_limit, worker_gb)
     ready: dict[int, Made] = {}
     submitted = 0
     try:

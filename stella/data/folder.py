@@ -11,6 +11,7 @@ from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
 from stella.media.decode import Plan, decode
+from stella.media.files import LIMITS, Limits
 
 VIDEO_SUFFIXES = (
     *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
@@ -30,10 +31,13 @@ class FolderConfig(DecodedConfig):
     labels: str | None = None  # CSV of file,label[,task]; none: folders are labels
     eval_labels: str | None = None  # the same for eval_path
     tasks_from: Literal["labels", "folders"] = "labels"  # folders: each folder with videos is a task, named by its path
+    strict: bool = True  # skip clips that FFmpeg finds damaged; false: take those whose damage it conceals
+    most_pixels: int = LIMITS.pixels  # of one picture; a file with larger ones is skipped before it is decoded
 
     def open(self, evaluation: bool = False) -> "Folder":
         path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
-        return Folder(path or "", self.inputs().plan(), labels, self.tasks_from == "folders")
+        limits = Limits(self.strict, self.most_pixels)
+        return Folder(path or "", self.inputs().plan(), labels, self.tasks_from == "folders", limits)
 
 
 class Folder:
@@ -49,8 +53,9 @@ class Folder:
         plan: Plan | None = None,
         labels_csv: Path | str | None = None,
         folders_are_tasks: bool = False,
+        limits: Limits = LIMITS,
     ) -> None:
-        self.root, self.plan = Path(root), plan or Plan()
+        self.root, self.plan, self.limits = Path(root), plan or Plan(), limits
         self.files = find_videos(self.root)
         self._labels = read_labels(labels_csv, self.root, self.files)
         if folders_are_tasks:
@@ -66,7 +71,7 @@ class Folder:
         return self.clip(index)
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
-        clip = decode(self.root / self.files[index], self.plan, window=window)
+        clip = decode(self.root / self.files[index], self.plan, window=window, limits=self.limits)
         return replace(clip, id=self.files[index], labels=self.labels(index))
 
     def location(self, index: int) -> str:

@@ -2,9 +2,12 @@
 
 `clips.json` holds shapes, ids and labels. `frames.u8` [N, K, T, 3, H, W], `waveforms.i16` [N, S] at 16 kHz and
 `lengths.i64` [N] are raw rows, little-endian. The frames of a clip come from K windows spread evenly over it: training
-draws one, evaluation takes the middle one. Waveforms are rounded to 16 bits. A folder being written is `….tmp`.
+draws one, evaluation takes the middle one. Waveforms are rounded to 16 bits. `clips.json` is written last, and holds a
+checksum for each row; rows behind those that it names are being added.
 """
 
+import os
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +25,11 @@ from stella.errors import StellaError
 from stella.files import read_json
 from stella.media.inputs import Inputs, derived
 
-VERSION = 2
-FRAMES, WAVEFORMS, LENGTHS = "frames.u8", "waveforms.i16", "lengths.i64"
+VERSION = 3
+HEADER = "clips.json"
+ARRAYS = FRAMES, WAVEFORMS, LENGTHS = "frames.u8", "waveforms.i16", "lengths.i64"
 SCALE = 32768  # a sample of 1.0
+RESTORE = "restore it, or delete the folder and pack again"
 AHEAD = 3  # batches read, or on their way to a GPU, before they are used
 
 
@@ -57,6 +62,36 @@ class Header:
     names: list[str | None] = field(default_factory=list)
     tasks: list[str | None] = field(default_factory=list)
     inputs: dict[str, Any] | None = None  # how the clips were made, as far as it is known
+    frames_crc32: list[int] = field(default_factory=list)  # of each window of each clip
+    sound_crc32: list[int] = field(default_factory=list)  # of each waveform, followed by its length
+
+
+class _Rows:
+    """The rows of one array. Each is checked when it is first read; a file that shrinks meanwhile is an error."""
+
+    def __init__(self, path: Path, dtype: str, shape: Sequence[int], crc32: Sequence[int]) -> None:
+        self.path, self.dtype, self.shape, self.crc32 = path, np.dtype(dtype), tuple(shape), crc32
+        self.bytes = int(np.prod(shape)) * self.dtype.itemsize
+        wanted, found = len(crc32) * self.bytes, path.stat().st_size if path.is_file() else None
+        if found is None or found < wanted:
+            what = "is missing" if found is None else f"is damaged: it has {found} bytes instead of {wanted}"
+            raise StellaError(f"{path} {what}; {RESTORE}")
+        self._file = path.open("rb", buffering=0)
+        self._checked = bytearray(len(crc32))
+
+    def read(self, row: int, into: "np.ndarray[Any, Any] | None" = None, tail: bytes = b"") -> "np.ndarray[Any, Any]":
+        """A row. `tail` are bytes that belong to it and lie elsewhere."""
+        into = np.empty(self.shape, self.dtype) if into is None else into
+        rest, at = memoryview(into.data).cast("B"), row * self.bytes
+        while rest:
+            if not (got := os.preadv(self._file.fileno(), [rest], at)):
+                raise StellaError(f"{self.path} ends at byte {at}, in row {row}; {RESTORE}")
+            rest, at = rest[got:], at + got
+        if not self._checked[row]:
+            if zlib.crc32(tail, zlib.crc32(into.data)) != self.crc32[row]:
+                raise StellaError(f"{self.path} is damaged: row {row} fails its checksum; {RESTORE}")
+            self._checked[row] = 1
+        return into
 
 
 class Packed:
@@ -65,9 +100,9 @@ class Packed:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self.header = header = read_header(self.root)
-        self._frames = self._open(FRAMES, "u1", len(self) * header.windows, *header.frames)  # [N * K, T, 3, H, W]
-        self._waveforms = self._open(WAVEFORMS, "<i2", len(self), header.samples)
-        self._lengths = torch.from_numpy(np.array(self._open(LENGTHS, "<i8", len(self))))
+        self._frames = _Rows(self.root / FRAMES, "u1", header.frames, header.frames_crc32)  # N · K of [T, 3, H, W]
+        self._waveforms = _Rows(self.root / WAVEFORMS, "<i2", [header.samples], header.sound_crc32)
+        self._lengths = self._read_lengths()
         self._reader = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[object, ...], Future[tuple[Tensor, Tensor]]] = {}
         self._sent: deque[torch.cuda.Event] = deque()
@@ -85,9 +120,10 @@ class Packed:
         """The frames are those of the stored window nearest to `window`."""
         if not 0 <= index < len(self):
             raise IndexError(f"clip {index} of {len(self)}")
-        samples = torch.from_numpy(self._waveforms[index, : int(self._lengths[index])].astype(np.float32))
+        whole = self._waveforms.read(index, None, self._tail(index))
+        samples = torch.from_numpy(whole[: int(self._lengths[index])].astype(np.float32))
         [row] = self._rows([index], [window])
-        frames = torch.from_numpy(np.array(self._frames[row]))
+        frames = torch.from_numpy(self._frames.read(row))
         return Clip(self.header.ids[index], frames, samples / SCALE, self.labels(index))
 
     def origin(self, index: int) -> Origin:
@@ -137,22 +173,25 @@ class Packed:
         return frames, waveforms.float() / SCALE
 
     def _read(self, rows: list[int], indices: list[int], frames: Tensor, waveforms: Tensor) -> tuple[Tensor, Tensor]:
-        for array, which, into in ((self._frames, rows, frames), (self._waveforms, indices, waveforms)):
-            np.take(array, which, 0, out=into.numpy(), mode="clip")  # the default mode would copy twice
+        for row, index, picture, sound in zip(rows, indices, frames.numpy(), waveforms.numpy(), strict=True):
+            self._frames.read(row, picture)
+            self._waveforms.read(index, sound, self._tail(index))
         return frames, waveforms
 
-    def _open(self, name: str, dtype: str, *shape: int) -> "np.ndarray[Any, Any]":
-        path = self.root / name
-        wanted = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        found = path.stat().st_size if path.is_file() else None
-        if found != wanted:
-            what = "is missing" if found is None else f"is damaged: it has {found} bytes instead of {wanted}"
-            raise StellaError(f"{path} {what}; restore it, or delete the folder and pack again")
-        return np.memmap(path, dtype, "r", shape=shape)
+    def _tail(self, index: int) -> bytes:
+        return np.array(int(self._lengths[index]), "<i8").tobytes()
+
+    def _read_lengths(self) -> Tensor:
+        path, count = self.root / LENGTHS, len(self)
+        data = path.read_bytes()[: 8 * count] if path.is_file() else b""
+        lengths = np.frombuffer(data, "<i8") if len(data) == 8 * count else None
+        if lengths is None or not ((lengths >= 0) & (lengths <= self.header.samples)).all():
+            raise StellaError(f"{path} is missing or damaged; {RESTORE}")
+        return torch.from_numpy(lengths.astype(np.int64))
 
 
 def read_header(root: Path) -> Header:
-    path = root / "clips.json"
+    path = root / HEADER
     if not path.is_file():
         raise StellaError(
             f"{root} holds no packed clips; make them with: stella pack {root} data.source=folder data.path=VIDEOS"
@@ -163,8 +202,11 @@ def read_header(root: Path) -> Header:
         raise StellaError(f"{path} has version {version} and this program reads version {VERSION}; pack again")
     try:
         header = Header(**tree)
-        if not len(header.ids) == len(header.names) == len(header.tasks) > 0:
-            raise ValueError("ids, names and tasks differ in number")
-    except (ValueError, TypeError) as error:
+        counts = {len(header.ids), len(header.names), len(header.tasks), len(header.sound_crc32)}
+        if counts == {0} or counts != {len(header.frames_crc32) // header.windows}:
+            raise ValueError("ids, names, tasks and checksums differ in number")
+        if len(header.frames) != 4 or not all(type(n) is int and n > 0 for n in (*header.frames, header.samples)):
+            raise ValueError(f"frames={header.frames} and samples={header.samples} are no sizes")
+    except (ValueError, TypeError, ZeroDivisionError) as error:
         raise StellaError(f"{path} does not describe packed clips ({error}); pack them again") from error
     return header

@@ -5,6 +5,7 @@ so a restart repeats only the clips in flight. A skipped video is tried again wh
 permissions) or its line is removed from `skipped.jsonl`.
 """
 
+import math
 import os
 import time
 from collections import deque
@@ -21,12 +22,14 @@ from stella.config import differences
 from stella.data.folder import find_videos, read_labels
 from stella.data.shards import ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
-from stella.data.workers import Done, Lost, Pool, Tick
-from stella.errors import ClipError, StellaError
-from stella.files import lock, read_json, sweep, write_json
+from stella.data.workers import WORKER_GB, Done, Lost, Pool, Tick
+from stella.errors import ClipError, StellaError, skippable
+from stella.files import explain_full_disk, lock, read_json, sweep, write_json
 from stella.media.decode import read_cut, read_duration
+from stella.media.files import Limits
 
 SHORTEST_TAIL = 1.0  # seconds: a shorter rest of a split video is dropped
+MOST_CLIPS = 10_000  # of one video: 28 hours of clips of 10 seconds
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Settings:
     split: bool
     fps: float
     size: int
+    strict: bool = True  # skip clips that FFmpeg finds damaged
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,14 @@ class Summary:
     skipped: dict[str, int]  # by reason
     bytes: int
     seconds: float
+    gone: tuple[str, ...] = ()  # files that clips in the folder were made of and that are there no more
 
     def __str__(self) -> str:
         text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
         skipped = f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"
-        return f"{text if self.clips else 'no clip could be used'}; {skipped}"
+        named = f"{', '.join(self.gone[:5])}{' …' if len(self.gone) > 5 else ''}"
+        gone = f"; {len(self.gone)} files are gone whose clips remain: {named}" if self.gone else ""
+        return f"{text if self.clips else 'no clip could be used'}; {skipped}{gone}"
 
 
 @dataclass(frozen=True)
@@ -73,21 +80,28 @@ def prepare(
     workers: int | None = None,
     shard_bytes: int = 256 * 2**20,
     time_limit: float = 60.0,
+    strict: bool = True,
+    worker_gb: float = WORKER_GB,
     progress: bool = True,
 ) -> Summary:
     """Write the videos under `src` as shards into `dst`, which `Shards` reads.
 
     Each video gives one clip (its first `seconds`), or with `split` consecutive clips to its end. A video that cannot
-    be used, or that hangs or crashes its worker, is skipped and listed in `dst`/skipped.jsonl.
+    be used, or that hangs or crashes its worker, is skipped and listed in `dst`/skipped.jsonl. Without `strict` damage
+    that FFmpeg conceals is accepted.
     """
-    if min(seconds, fps, size, shard_bytes, time_limit) <= 0 or (workers is not None and workers < 1):
-        raise StellaError("seconds, fps, size, workers, shard_bytes and time_limit must all be above 0; correct them")
+    positive = (seconds, fps, size, shard_bytes, time_limit, worker_gb, 1 if workers is None else workers)
+    if not all(0 < value < math.inf for value in positive):
+        raise StellaError(
+            "seconds, fps, size, workers, shard_bytes, time_limit and worker_gb must all be above 0 and finite; "
+            "correct them"
+        )
     began = time.monotonic()
-    src, dst, settings = Path(src), Path(dst), Settings(seconds, split, fps, size)
+    src, dst, settings = Path(src), Path(dst), Settings(seconds, split, fps, size, strict)
     files = find_videos(src)
     table = read_labels(labels_csv, src, files)
     dst.mkdir(parents=True, exist_ok=True)
-    with lock(dst / ".lock"), progress_bar(progress) as bar:
+    with explain_full_disk(dst), lock(dst / ".lock"), progress_bar(progress) as bar:
         sweep(dst)
         _keep_settings(dst, settings)
         skipped = Skipped(dst / "skipped.jsonl")
@@ -96,11 +110,12 @@ def prepare(
         before = len(writer.ids)
         run = _Run(src, settings, writer, skipped, bar)
         run.plan([Job(file, file, None if split else 0.0, table.get(file, Labels())) for file in files])
-        run.work(workers or os.cpu_count() or 1, time_limit)
+        run.work(workers or os.cpu_count() or 1, time_limit, worker_gb)
         writer.close()
     total = sum(shard.stat().st_size for shard in dst.glob("shard-*.tar"))
     clips = len(writer.ids)
-    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began)
+    gone = tuple(sorted(writer.sources - set(files)))
+    return Summary(clips, clips - before, skipped.counts, total, time.monotonic() - began, gone)
 
 
 class _Run:
@@ -119,11 +134,11 @@ class _Run:
         self.done += len(jobs) - len(left)
         self.total += len(jobs)
 
-    def work(self, workers: int, time_limit: float) -> None:
+    def work(self, workers: int, time_limit: float, worker_gb: float) -> None:
         if not self.left:
             return
         cutter = _Cutter(self.src, self.settings, time_limit)
-        with closing(Pool(cutter, workers, depth=1, time_limit=1.5 * time_limit)) as pool:
+        with closing(Pool(cutter, workers, 1, 1.5 * time_limit, worker_gb)) as pool:
             keys = count()
             while self.left or pool.running:
                 while self.left and pool.running < pool.capacity:
@@ -159,14 +174,26 @@ class _Cutter:
 
     def __call__(self, job: Job, tick: Tick) -> bytes | float | ClipError:
         tick(0)
-        path, s = self.src / job.file, self.settings
+        path = self.src / job.file
         try:
-            if job.start is None:
-                duration = read_duration(path, time_limit=self.time_limit)
-                return duration or ClipError(path, "unknown length", "remux it to a format that states its length")
-            frames, waveform = read_cut(path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit)
+            with skippable(path):
+                return self._cut(job, path)
         except ClipError as error:
             return error
+
+    def _cut(self, job: Job, path: Path) -> bytes | float | ClipError:
+        s = self.settings
+        if job.start is None:
+            duration = read_duration(path, time_limit=self.time_limit)
+            if duration is None or duration <= 0:
+                return ClipError(path, "unknown length", "it holds no packets with times: remux it or leave it out")
+            if duration / s.seconds > MOST_CLIPS:
+                remedy = f"it lasts {duration:,.0f} s, more than {MOST_CLIPS:,} clips: cut it or give longer clips"
+                return ClipError(path, "too many clips", remedy)
+            return duration
+        frames, waveform = read_cut(
+            path, job.start, s.seconds, s.fps, s.size, time_limit=self.time_limit, limits=Limits(s.strict)
+        )
         meta = {
             "id": job.id,
             "source": job.file,
@@ -197,8 +224,10 @@ def _stamp(path: Path) -> str | None:
 def _keep_settings(dst: Path, settings: Settings) -> None:
     path = dst / "prepare.json"
     if not path.exists():
+        if strange := next(dst.glob("shard-*"), None):
+            raise StellaError(f"{strange} was not written by stella prepare; choose another folder")
         write_json(path, asdict(settings))
-    elif changed := differences(read_json(path), asdict(settings)):
+    elif changed := differences({"strict": True} | read_json(path), asdict(settings)):
         raise StellaError(
             f"{dst} was filled with other settings: {'; '.join(changed)}; use the same, or another folder"
         )

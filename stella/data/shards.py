@@ -8,11 +8,12 @@ are read without the rest and damage is detected. `….tar.part` is being writte
 import hashlib
 import io
 import json
+import math
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -21,8 +22,8 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
-from stella.errors import ClipError, StellaError
-from stella.files import Appended, write_json
+from stella.errors import ClipError, StellaError, require
+from stella.files import Appended, encoded, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 
@@ -49,6 +50,13 @@ class Entry:
     offset: int  # bytes into the shard
     label: str | None = None
     task: str | None = None
+
+    def __post_init__(self) -> None:
+        texts = (self.id, self.source, self.label or "", self.task or "")
+        if not all(isinstance(text, str) for text in texts) or type(self.offset) is not int or self.offset < 0:
+            raise TypeError("names are no texts, or the offset is no position")
+        if not math.isfinite(self.start):
+            raise ValueError(f"a clip cannot start at {self.start}")
 
 
 class DamagedSampleError(Exception):
@@ -101,35 +109,40 @@ class Shards:
             times = Plan(frames=self.frames, span=self.span).times(0, count / fps, window)
             return [min(int(time * fps + 1e-6), count - 1) for time in times]
 
-        head, pictures, sound = self._read(index, picks)
-        return Clip(head.meta["id"], decode_jpegs(pictures, self.size), decode_flac(sound), self.labels(index))
+        head, frames, waveform = self._read(index, picks)
+        return Clip(head.meta["id"], frames, waveform, self.labels(index))
 
     def head(self, index: int) -> "Head":
         """What a clip's sample says of itself: id, source, start, fps, sizes and checksums of its files."""
-        return self._read(index, None)[0]
+        with self._open(index) as (_, head):
+            return head
 
     def whole(self, index: int) -> tuple[Tensor, Tensor, float]:
         """All stored frames uint8 [N, 3, H, W], the waveform [S], and the frames a second."""
-        head, pictures, sound = self._read(index, lambda count, _: list(range(count)))
-        return decode_jpegs(pictures, self.size), decode_flac(sound), float(head.meta["fps"])
+        head, frames, waveform = self._read(index, lambda count, _: list(range(count)))
+        return frames, waveform, float(head.meta["fps"])
 
-    def _read(self, index: int, picks: Callable[[int, float], list[int]] | None) -> tuple["Head", list[bytes], bytes]:
-        """A sample's head, the frames that `picks(frames, fps)` chooses, and its sound; None: the head alone."""
+    @contextmanager
+    def _open(self, index: int) -> Iterator[tuple[BinaryIO, "Head"]]:
+        """The shard of a clip and the head of its sample. Whatever is wrong with it becomes `ClipError`."""
         shard, entry = self.entry(index)
         try:
             with shard.open("rb") as file:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
-                if picks is None:
-                    return head, [], b""
-                sound = len(head.offsets) - 1  # the frames come before it
-                chosen = picks(sound, float(head.meta["fps"]))
-                parts = {member: head.read(file, member) for member in {*chosen, sound}}
-                return head, [parts[pick] for pick in chosen], parts[sound]
-        except (OSError, DamagedSampleError) as error:
+                yield file, head
+        except (OSError, DamagedSampleError, ValueError, require("av.error").FFmpegError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
+
+    def _read(self, index: int, picks: Callable[[int, float], list[int]]) -> tuple["Head", Tensor, Tensor]:
+        """A sample's head, the frames that `picks(frames, fps)` chooses, and its waveform."""
+        with self._open(index) as (file, head):
+            sound = len(head.offsets) - 1  # the frames come before it
+            chosen = picks(sound, float(head.meta["fps"]))
+            parts = {member: head.read(file, member) for member in {*chosen, sound}}
+            return head, decode_jpegs([parts[pick] for pick in chosen], self.size), decode_flac(parts[sound])
 
 
 def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -> bytes:
@@ -137,7 +150,7 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
     members = [*encode_jpegs(frames), encode_flac(waveform)]
     names = [f"{number:03d}.jpg" for number in range(len(members) - 1)] + ["flac"]
     meta = meta | {"fps": fps, "sizes": [len(m) for m in members], "crc32": [zlib.crc32(m) for m in members]}
-    text = json.dumps(meta, ensure_ascii=False).encode()
+    text = encoded(json.dumps(meta, ensure_ascii=False))
     parts: list[bytes] = []
     for name, data in zip(["json", *names], [text, *members], strict=True):
         info = tarfile.TarInfo(f"{_key(meta['id'])}.{name}")
@@ -158,9 +171,10 @@ class ShardWriter:
         for shard in shards:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 _write_index(shard, scan(shard)[0])
-        self.ids = {entry.id for shard in shards for entry in _read_index(shard)}
+        indexed = [entry for shard in shards for entry in _read_index(shard)]
         self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
-        self.ids |= {entry.id for entry in self._entries}
+        self.ids = {entry.id for entry in (*indexed, *self._entries)}
+        self.sources = {entry.source for entry in (*indexed, *self._entries)}  # files that they were made of
 
     def append(self, sample: bytes) -> None:
         """Write a `sample`; a full shard is closed."""
@@ -222,14 +236,15 @@ def read_head(file: BinaryIO, offset: int) -> Head:
     try:
         size = tarfile.TarInfo.frombuf(_read(file, offset, tarfile.BLOCKSIZE), "utf-8", "strict").size
         meta = json.loads(_read(file, offset + tarfile.BLOCKSIZE, size))
-        meta["sizes"] = [int(size) for size in meta["sizes"]]
-        if not {"id", "source", "start", "fps", "crc32"} <= meta.keys() or len(meta["crc32"]) != len(meta["sizes"]):
-            raise DamagedSampleError(f"its JSON at byte {offset} is incomplete")
+        meta["sizes"], meta["fps"] = [int(size) for size in meta["sizes"]], float(meta["fps"])
+        _entry(meta, offset)
+        if len(meta["crc32"]) != len(meta["sizes"]) or len(meta["sizes"]) < 2 or not 0 < meta["fps"] <= 1000:
+            raise DamagedSampleError(f"its JSON at byte {offset} describes no clip")
         offsets, end = [], offset
         for length in [size, *meta["sizes"]]:
             offsets.append(end + tarfile.BLOCKSIZE)
             end = offsets[-1] + length + -length % tarfile.BLOCKSIZE
-    except (tarfile.HeaderError, ValueError, KeyError, TypeError) as error:
+    except (tarfile.HeaderError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedSampleError(f"no sample begins at byte {offset}") from error
     return Head(meta, offsets[1:], end)
 
@@ -287,12 +302,13 @@ def _entry(meta: dict[str, Any], offset: int) -> Entry:
 
 def _key(id: str) -> str:
     """A readable name, unique for the id, that WebDataset accepts (no dots, no folders) and fits a tar header."""
-    return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(id.encode(), digest_size=6).hexdigest()}"
+    return f"{re.sub(r'[^0-9A-Za-z-]+', '_', id)[-60:]}_{hashlib.blake2b(encoded(id), digest_size=6).hexdigest()}"
 
 
 def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    if size < 0 or offset + size > (end := file.seek(0, io.SEEK_END)):
+        raise DamagedSampleError(
+            f"the file ends at byte {end} instead of {offset + size}" if size >= 0 else "a size < 0"
+        )
     file.seek(offset)
-    data = file.read(size)
-    if len(data) < size:
-        raise DamagedSampleError(f"the file ends at byte {offset + len(data)} instead of {offset + size}")
-    return data
+    return file.read(size)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stella.errors import ClipError
+from stella.errors import ClipError, StellaError
 from stella.files import Line, Lines, read_lines, write_text
 
 
@@ -16,7 +16,11 @@ class Skipped:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path else None
         lines = read_lines(self.path) if self.path else []
-        self.records: dict[str | int, Line] = {line["id"]: line for line in lines}
+        self.records: dict[str | int, Line] = {}
+        for number, line in enumerate(lines, 1):
+            if not {"id", "path", "reason"} <= line.keys() or not isinstance(line["id"], str | int):
+                raise StellaError(f"line {number} of {self.path} lists no clip; restore or remove it")
+            self.records[line["id"]] = line
         self._lines: Lines | None = None  # opened when a clip is listed
 
     def under(self, prefix: str) -> "Skipped":

@@ -18,6 +18,7 @@ from stella.clip import ArraySource, Batch, BatchSource, Device, Source
 from stella.config import differences
 from stella.data.chunk import Chunk, Job, Maker, make
 from stella.data.skipped import Skipped, in_words
+from stella.data.workers import MOST_WORKERS, WORKER_GB
 from stella.errors import ConfigError, StellaError
 from stella.rng import generator
 
@@ -36,6 +37,7 @@ class StreamConfig:
     drop_last: bool = False  # the short batch at the end of an epoch
     seed: int = 0  # follows from the run's seed
     time_limit: float = 60.0  # seconds for one clip, after which its worker is killed; needs workers
+    worker_gb: float = WORKER_GB  # GB of memory for one worker; a clip that needs more is skipped
     most_bad: float = 0.2  # a larger share of skipped clips stops the run …
     tried_before_stop: int = 20  # … once this many clips were tried
 
@@ -44,8 +46,13 @@ class StreamConfig:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ConfigError(f"{name} must be at least {value}, not {getattr(self, name)}")
-        if not 0 <= self.most_bad <= 1 or self.time_limit <= 0:
-            raise ConfigError(f"most_bad={self.most_bad} must lie in 0…1 and time_limit={self.time_limit} above 0")
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(f"stream.workers={self.workers} must be at most {MOST_WORKERS}: each is a process")
+        if not 0 <= self.most_bad <= 1:
+            raise ConfigError(f"stream.most_bad={self.most_bad} must lie in 0…1")
+        for name in ("time_limit", "worker_gb"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ConfigError(f"stream.{name}={value} must be above 0 and finite")
 
 
 @dataclass
@@ -177,7 +184,7 @@ class Stream:
         c, device = self.config, "cpu" if self.pooled else self.device
         maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
         jobs, workers = (self._jobs(), c.workers) if self.pooled else (maker.announced(self._jobs()), 0)
-        with closing(make(maker, jobs, workers, c.prefetch, c.time_limit)) as chunks:
+        with closing(make(maker, jobs, workers, c.prefetch, c.time_limit, c.worker_gb)) as chunks:
             while self.position.task < len(self.sources):
                 yield from self._epoch(chunks)
 

@@ -203,15 +203,18 @@ class DecodedConfig(FilesConfig):
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
     # none, and auto of the span: as the weights that a run starts from want it, or else the paper's (`Inputs`)
-    pixels: int | None = None  # after cropping
-    frames: int | None = None
-    duration: float | None = None  # seconds of a clip
-    span: float | Literal["auto"] | None = "auto"  # seconds of the window with the frames; none: the whole clip
+    pixels: int | None = None  # side of the square picture after cropping; none: as the weights, or 224
+    frames: int | None = None  # video frames of a clip; none: as the weights, or 4
+    duration: float | None = None  # seconds of a clip; none: as the weights, or 10.24
+    span: float | Literal["auto"] | None = "auto"  # seconds of the frames' window; auto: as the weights; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = ("pixels", "frames", "duration", "span")
         self.check_positive(*(name for name in sizes if getattr(self, name) not in (None, "auto")))
+        for name, most in {"pixels": 10_000, "frames": 10_000, "duration": 3600}.items():
+            if (value := getattr(self, name)) is not None and value > most:
+                raise ConfigError(f"data.{name}={value} must be at most {most:,}")
 
     def following(self, inputs: Inputs | None) -> Self:
         inputs = inputs or Inputs()

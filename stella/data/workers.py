@@ -3,7 +3,11 @@
 Each worker runs `task(job, tick)`. The task calls `tick(item)` when it begins an item that might hang, and `tick(-1)`
 after the last one. A worker that spends longer than the time limit on one item is killed and its job comes back as
 `Lost`. A worker that dies is replaced and its job run once more, since the system may have been short of memory. If a
-worker dies again at the same item, the job comes back as `Lost` too. Jobs queued behind it are submitted again.
+worker dies again at the same item, the job comes back as `Lost` too. Jobs queued behind it are submitted again, and so
+are all jobs of a worker that shows no sign of life between items.
+
+A worker may take `memory` bytes more than it has at its start; what needs more fails in it as `MemoryError`. If the
+system itself runs short, it ends workers before their parent.
 """
 
 import contextlib
@@ -12,6 +16,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import re
+import resource
 import signal
 import threading
 import time
@@ -20,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +40,10 @@ Task = Callable[[Any, Tick], Any]
 # A fork server imports torch once, so that a new worker starts in milliseconds. A plain fork would copy the parent's
 # threads and GPU state.
 START_METHOD = "forkserver"
+SILENCE = 20.0  # seconds without a sign of life, between items, after which a worker is replaced
+STARTING = 120.0  # the same for a worker that starts
+MOST_WORKERS = 1000
+WORKER_GB = 4.0  # memory that one worker may take; 8K video needs about 2
 
 
 @dataclass(frozen=True)
@@ -54,14 +65,20 @@ class Lost:
 
 
 class Pool:
-    """`workers` processes, each with a queue of at most `depth` jobs."""
+    """`workers` processes, each with a queue of at most `depth` jobs and `gigabytes` of memory."""
 
-    def __init__(self, task: Task, workers: int, depth: int, time_limit: float) -> None:
+    def __init__(self, task: Task, workers: int, depth: int, time_limit: float, gigabytes: float = WORKER_GB) -> None:
         context = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload(["stella.data.workers"])
         self.capacity, self.time_limit = workers * depth, time_limit
         self._deaths: dict[int, int] = {}  # by job: the item at which its worker died
-        self._workers = [_Worker(context, task) for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(_Worker(context, task, int(1e9 * gigabytes)))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def running(self) -> int:
@@ -84,7 +101,7 @@ class Pool:
     def _poll(self, position: int, worker: "_Worker", speaks: bool, ended: bool) -> Done | Lost | None:
         if speaks:  # read it even if the worker has ended since
             try:
-                message = worker.pipe.recv()
+                message = worker.receive()
             except (EOFError, OSError):  # also if it died before it passed its shared memory on
                 return self._replace(position, worker, hung=False)
             return worker.take(message)
@@ -93,7 +110,16 @@ class Pool:
         status = worker.status()
         if status.item >= 0 and time.monotonic() - status.since > self.time_limit:
             return self._replace(position, worker, hung=True, seen=status)
+        if worker.silent(status):  # stopped from outside, for example: its jobs are not the cause
+            self._restart(position, worker)
         return None
+
+    def _restart(self, position: int, worker: "_Worker") -> None:
+        """A new worker in the place of this one, with its jobs."""
+        worker.stop()
+        fresh = self._workers[position] = _Worker(worker.context, worker.task, worker.memory)
+        for key, job in worker.jobs.items():
+            fresh.submit(key, job)
 
     def _replace(self, position: int, worker: "_Worker", hung: bool, seen: "_Status | None" = None) -> Lost | None:
         """`seen` is the status in which a worker was found hanging: it may have changed before the kill."""
@@ -104,14 +130,12 @@ class Pool:
                 f"a worker process could not start (exit status {exitcode}, see its message above); "
                 'guard the main script with `if __name__ == "__main__":`, or use workers=0'
             )
-        fresh = self._workers[position] = _Worker(worker.context, worker.task)
         status, jobs = seen or worker.status(), worker.jobs
         blamed = status.key if status.key in jobs else next(iter(jobs), None)  # a result may be lost with its worker
         lost = None
         if blamed is not None and (hung or self._died_before(blamed, status.item, exitcode)):
             lost = Lost(blamed, jobs.pop(blamed), status.item, hung, exitcode)
-        for key, job in jobs.items():
-            fresh.submit(key, job)
+        self._restart(position, worker)
         return lost
 
     def _died_before(self, key: int, item: int, exitcode: int | None) -> bool:
@@ -128,6 +152,8 @@ class Pool:
 
     def close(self) -> None:
         for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
             worker.stop()
         self._workers = []
 
@@ -143,13 +169,14 @@ class _Status(NamedTuple):
 class _Worker:
     """One process as its parent sees it."""
 
-    def __init__(self, context: BaseContext, task: Task) -> None:
-        self.context, self.task = context, task
+    def __init__(self, context: BaseContext, task: Task, memory: int) -> None:
+        self.context, self.task, self.memory = context, task, memory
         self.jobs: dict[int, object] = {}  # queued, the current one first
         self.started = False
+        self._asked = time.monotonic()  # when it was last given something to do
         self._status = context.RawArray("d", [-1, -1, 0])  # as in _Status
         self.pipe, child = context.Pipe()
-        self.process = context.Process(target=_serve, args=(task, child, self._status), daemon=True)  # type: ignore[attr-defined]
+        self.process = context.Process(target=_serve, args=(task, child, self._status, memory), daemon=True)  # type: ignore[attr-defined]
         try:
             self.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -163,14 +190,30 @@ class _Worker:
         key, item, since = self._status
         return _Status(int(key), int(item), since)
 
+    def silent(self, status: "_Status") -> bool:
+        """Whether it has something to do and shows no sign of life."""
+        last = max(self._asked, status.since)
+        return bool(self.jobs) and time.monotonic() - last > (SILENCE if self.started else STARTING)
+
+    def receive(self) -> Any:
+        """Its next message. A worker that stops in the middle of it is killed, which ends the wait."""
+        watchdog = threading.Timer(SILENCE, self.process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return self.pipe.recv()
+        finally:
+            watchdog.cancel()
+
     def submit(self, key: int, job: object) -> None:
+        self._asked = time.monotonic()
         self.jobs[key] = job
         with contextlib.suppress(OSError):  # it just died: `wait` notices and submits the job again
             self.pipe.send((key, job))
 
     def take(self, message: Any) -> Done | None:
         if message is None:
-            self.started = True
+            self.started, self._asked = True, time.monotonic()
             return None
         key, result, error = message
         job = self.jobs.pop(key)
@@ -181,12 +224,13 @@ class _Worker:
     def stop(self) -> None:
         """End the process. The pipe closes itself: where the garbage collector ends a stream, it already has."""
         self.process.kill()
-        self.process.join()
+        self.process.join(5)  # a process that waits for a dead disk ends only with that wait
 
 
-def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> None:
+def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, memory: int) -> None:
     """A worker's main loop: jobs in, results out, until the parent closes the pipe or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
+    _limit_memory(memory)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
 
@@ -214,6 +258,15 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any) -> 
                 _trim()
 
 
+def _limit_memory(more: int) -> None:
+    """Allow this process so many bytes more than it has, and let the system end it before its parent."""
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or a lower limit is set
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        [pages] = re.findall(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (int(pages) * 1024 + more, hard))
+
+
 def _trim() -> None:
     """Return freed memory to the system. Frames of many sizes fragment glibc's heap: without this a worker grows to
     twice its size over hundreds of clips."""
@@ -222,8 +275,13 @@ def _trim() -> None:
 
 
 def _die_with_parent() -> None:
-    """End with the parent even while a task hangs. (A fork server ends with the process that started it.)"""
+    """End with the parent even while a task hangs. (A fork server ends with the process that started it.)
+
+    The system ends this process with its parent even when it is stopped; elsewhere than on Linux it looks by itself.
+    """
     parent = os.getppid()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

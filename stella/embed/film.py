@@ -16,9 +16,10 @@ from stella.embed.model import Model
 from stella.errors import StellaError, require
 from stella.files import whole
 from stella.media.convert import picture
-from stella.media.decode import open_media, tracks
+from stella.media.decode import tracks
 from stella.media.encode import BT601, CRF
 from stella.media.fbank import LENGTH, SHIFT, fbank
+from stella.media.files import open_media
 from stella.media.inputs import PER_SECOND
 from stella.media.windows import windows
 

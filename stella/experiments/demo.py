@@ -44,5 +44,6 @@ def demo(folder: Path, console: Console) -> int:
         f"it are {min(ratios):.0f} to {max(ratios):.0f} times as important as the others.",
     )
     say(console, "One seed illustrates, it does not rank methods: results/README.md has five.", "dim")
-    say(console, f"\nAll results, with plots: {write_page(outcome.runs, folder / 'report.html')}")
+    console.print()
+    say(console, f"All results, with plots: {write_page(outcome.runs, folder / 'report.html')}")
     return 0

@@ -2,7 +2,7 @@
 
 A recipe that is shipped (`recipes/`) is known by its name, any other by its path. `like = "other"` inherits the
 other's run configuration; the recipe's own keys are merged over it. The keys of a reproduction (title, cost, variants,
-orders, dataset, speed) are not inherited.
+orders, dataset, speed, first_seed) are not inherited.
 """
 
 import difflib
@@ -60,6 +60,7 @@ class Recipe:
     base: Tree  # the run configuration that all variants share
     dataset: str = DATASET  # which of the paper's datasets to print beside our results
     speed: SpeedSteps | None = None
+    first_seed: int = 0  # seeds are first_seed, first_seed + 1, …; development has others than tables
 
     @property
     def keys(self) -> list[str]:

@@ -13,6 +13,7 @@ from stella.experiments import paper
 from stella.experiments.paper import Row, format_figure
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
+from stella.experiments.room import room
 from stella.report.tables import named_ceilings
 
 SCALE = (
@@ -20,6 +21,8 @@ SCALE = (
     "differ in scale: compare the order of the methods, not the figures."
 )
 OWN = "Columns headed “paper ({dataset})” are the paper's own: other clips of {clips}, other initial weights."
+ROOM = "Room won: 0% is DER++, 100% is DER++ with unlimited memory."
+WEIGHTS = {"A": "working", "slow_A": "slow"}
 CLIPS = {"Continual-VS": "VGGSound", "Continual-AS": "AudioSet"}
 
 
@@ -44,32 +47,38 @@ def learning_sheet(
 ) -> Sheet:
     """A and F of every variant in one order of tasks; `found` holds the CSV lines of each `ORDER/VARIANT`."""
     table = recipe.orders[order]
+    ours = {name: found[f"{order}/{name}"] for name in recipe.variants}
+    printed = {name: paper.row(table.paper, name, recipe.dataset) for name in recipe.variants}
+    theirs = {name: row for name, row in printed.items() if row}
     columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
-    slow = any(line.get("slow_A") for name in recipe.variants for line in found[f"{order}/{name}"])
+    slow = any(line.get("slow_A") for lines in ours.values() for line in lines)
     figures = ["A", "F", *(["slow_A", "slow_F"] if slow else [])]
-    rows, printed, both = [], [], []
+    rooms = {figure: each for figure in figures[::2] if (each := room(ours, figure))}
+    rows = []
     for name, variant in recipe.variants.items():
-        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
-        if theirs:
-            printed.append(theirs)
-            both += [(ours_a.mean, theirs.mean("A"))] if (ours_a := spread(ours, "A")).values else []
-        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
-        rows.append([variant.label, str(len(ours)), *(str(spread(ours, figure)) for figure in figures), *beside])
-    below = [*("" for _ in figures[1:]), *("" for _ in columns)]
+        spreads = {figure: spread(ours[name], figure) for figure in figures}
+        won = [f"{each.share(spreads[of].mean):.0f}%" if spreads[of].values else "–" for of, each in rooms.items()]
+        beside = [theirs[name].show(of) for of in "AF"] if name in theirs else ["–" for _ in columns]
+        rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *beside])
+    below = ["" for _ in (*figures[1:], *rooms, *columns)]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
+    both = [(spread(ours[name], "A").mean, row.mean("A")) for name, row in theirs.items() if ours[name]]
+    head = ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else [])]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
-        ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else []), *columns],
+        [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *columns],
         rows,
         cues,
         [
             "Ours: mean of R@1/5/10 over both directions in %, mean ± standard deviation over runs.",
             *(["Below the line: A of a model that knows one cue alone, in our gallery."] if cues else []),
-            *recipe.shadowed(overrides, [name for name in recipe.variants if found[f"{order}/{name}"]]),
-            *_sources(printed, scale),
+            *([ROOM] if rooms else []),
+            *(f"Room by {WEIGHTS[of]} weights: {each}." for of, each in rooms.items()),
+            *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]]),
+            *_sources(list(theirs.values()), scale),
             *_order(both),
         ],
     )

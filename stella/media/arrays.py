@@ -84,7 +84,7 @@ def _at_16_khz(samples: "np.ndarray[Any, np.dtype[np.float32]]", rate: int, star
     frame = require("av").AudioFrame.from_ndarray(piece, format="fltp", layout=layouts[len(samples) - 1])
     frame.sample_rate, frame.pts, frame.time_base = rate, first, Fraction(1, rate)
     sound = Sound(start, end)
-    sound.add(frame)
+    sound.add(frame, 1 / rate)
     return sound.waveform()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import require
+from stella.media.files import LIMITS, open_bytes
 
 JPEG_QUANTISER = 3  # 1 (best) to 31; at 256 px about 38 dB and 10 KB a frame
 
@@ -29,10 +30,13 @@ def encode_jpegs(frames: Tensor) -> list[bytes]:
 
 
 def decode_jpegs(files: list[bytes], size: int | None = None) -> Tensor:
-    """Frames uint8 [N, 3, H, W], scaled to a short side of `size` (None: as stored)."""
+    """Frames uint8 [N, 3, H, W], scaled to a short side of `size` (None: as stored). ValueError for other content."""
     av = require("av")
     codec = av.CodecContext.create("mjpeg", "r")
+    codec.options = LIMITS.codec_options
     frames = [frame for file in files for frame in codec.decode(av.Packet(file))] + codec.decode(None)
+    if len(frames) != len(files):
+        raise ValueError(f"{len(files)} JPEG files hold {len(frames)} pictures")
     height, width = frames[0].height, frames[0].width
     scale = size / min(height, width) if size else 1.0
     height, width = max(1, round(height * scale)), max(1, round(width * scale))
@@ -56,11 +60,13 @@ def encode_flac(waveform: Tensor) -> bytes:
 
 
 def decode_flac(file: bytes) -> Tensor:
-    """The waveform float32 [S] of a 16-bit FLAC file."""
-    av = require("av")
-    with av.open(io.BytesIO(file)) as container:
-        samples = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    return torch.from_numpy(samples).float() / 32768
+    """The waveform float32 [S] of a 16-bit FLAC file. ValueError for other content."""
+    with open_bytes(file, "flac") as container:
+        frames = list(container.decode(audio=0))
+    if {(frame.format.name, frame.sample_rate) for frame in frames} != {("s16", SAMPLE_RATE)}:
+        raise ValueError("a FLAC file holds no sound of 16 bits at 16 kHz")
+    pieces = [frame.to_ndarray()[0] for frame in frames]
+    return torch.from_numpy(np.concatenate(pieces)).float() / 32768
 
 
 def exact() -> Any:

@@ -1,6 +1,7 @@
 """Converts what FFmpeg decodes: audio frames to a waveform at 16 kHz, a video frame to a small upright picture."""
 
 import math
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -26,8 +27,9 @@ class Sound:
         self.kind: object = None
         self.due = -math.inf  # when the next frame of this run begins
 
-    def add(self, frame: Any) -> None:
-        begin = self.due if frame.pts is None else frame.pts * float(frame.time_base)
+    def add(self, frame: Any, tick: float) -> None:
+        """`tick` is the stream's time base in seconds: frames of a flushed decoder have none of their own."""
+        begin = self.due if frame.pts is None else frame.pts * tick
         end = begin + frame.samples / frame.sample_rate
         if end < self.begin - RING or begin > self.end + RING:
             return
@@ -59,7 +61,7 @@ class Sound:
 
 def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -> Tensor:
     """uint8 [3, H, W] as a player shows it: square pixels, upright, with a short side of `size`."""
-    matrix = next((np.frombuffer(s, np.int32) for s in frame.side_data if s.type.name == "DISPLAYMATRIX"), None)
+    matrix = _display_matrix(frame)
     how = {"format": "rgb24", "interpolation": exact(), "threads": 1}
     width, height = frame.width * float(pixel_aspect or 1), float(frame.height)
     if max(width, height) > ASPECT_MOST * min(width, height):
@@ -72,6 +74,15 @@ def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -
     scale = size / min(width, height)
     small = scaler.reformat(frame, round(width * scale), round(height * scale), **how)
     return _upright(torch.from_numpy(small.to_ndarray()).permute(2, 0, 1), matrix)
+
+
+def _display_matrix(frame: Any) -> Any:
+    """Nine integers, or None. `frame.side_data` would keep a frame until the garbage collector runs: it refers back."""
+    for data in require("av.sidedata.sidedata").SideDataContainer(frame):
+        with suppress(ValueError):  # a type that PyAV does not know
+            if data.type.name == "DISPLAYMATRIX":
+                return np.frombuffer(data, np.int32)
+    return None
 
 
 def _upright(image: Tensor, matrix: Any) -> Tensor:

@@ -5,11 +5,10 @@ count them. `time_limit` is checked between packets and, inside FFmpeg, between 
 """
 
 import math
-import stat
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,13 @@ from torch import Tensor
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
+from stella.media.files import LIMITS, Limits, check_time, open_media
 
 # Seconds before the cut at which to look for a keyframe and early audio, one after the other; inf: the file's start.
 SEEK_BACK = (1.0, 10.0, math.inf)
 PATIENCE = 10.0  # seconds: a track this far past the cut without a packet of the other means the other has ended
 SLACK = 0.5  # seconds by which a file may hold less than its header says
 HELD_MOST = 1 << 30  # bytes of compressed video held for one clip
-PLAYLISTS = ("concat", "dash", "hls")  # formats that name other files
 OWN_LENGTHS = ("mov", "avi")  # formats that state the length of each track, not only of the whole
 NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
 
@@ -59,26 +58,35 @@ class Plan:
         return [first + (i + 0.5) * span / self.frames for i in range(self.frames)]
 
 
-def decode(path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: float = 30.0) -> Clip:
+def decode(
+    path: Path | str, plan: Plan, *, window: float = MIDDLE, time_limit: float = 30.0, limits: Limits = LIMITS
+) -> Clip:
     """One clip of a file, or `ClipError`. `window` places the frames within the clip, as in `Plan.times`.
 
     Each time takes the frame being shown then. The waveform covers the whole clip: it is zero where the file has no
     data (before the track begins, in a gap), as a player plays it, and shorter than the clip where the file ends.
     """
     times = partial(plan.times, window=window)
-    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit)
+    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit, limits)
     return Clip(str(path), video, audio)
 
 
 def read_cut(
-    path: Path | str, start: float, duration: float, fps: float, size: int, *, time_limit: float = 300.0
+    path: Path | str,
+    start: float,
+    duration: float,
+    fps: float,
+    size: int,
+    *,
+    time_limit: float = 300.0,
+    limits: Limits = LIMITS,
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
 
     def times(begin: float, end: float) -> list[float]:
         return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
 
-    return _read(Path(path), start, duration, size, times, time_limit)
+    return _read(Path(path), start, duration, size, times, time_limit, limits)
 
 
 def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float = 30.0) -> Tensor:
@@ -97,17 +105,47 @@ def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float =
 
 
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
-    """The length of a file in seconds as its header states it, None if it does not."""
-    with open_media(Path(path), time.monotonic() + time_limit) as container:
-        return container.duration / 1e6 if container.duration else None
+    """The length of a file in seconds, as far as it can be read; None if it holds no packets.
+
+    What its header states is taken if the file reaches that far, which its end tells; else all packets are read.
+    """
+    path, deadline = Path(path), time.monotonic() + time_limit
+    with open_media(path, deadline) as container:
+        stated = (container.duration or 0) / 1e6
+        reached = _reach(path, container, deadline, stated - PATIENCE) if stated > 0 else None
+    if reached is None or reached < stated - SLACK:
+        with open_media(path, deadline) as container:
+            return _reach(path, container, deadline)
+    return max(stated, reached)
+
+
+def _reach(path: Path, container: Any, deadline: float, start: float = 0.0) -> float | None:
+    """Where the last packet after `start` ends, in seconds from the file's beginning; None if there is none."""
+    error, origin = require("av.error"), (container.start_time or 0) / 1e6
+    streams = [*container.streams.video, *container.streams.audio]
+    ends: list[float] = []
+    with suppress(IndexError):  # see `_demux`
+        try:
+            if start > 0:
+                container.seek(int((origin + start) * 1e6))
+            for packet in container.demux(streams) if streams else ():
+                check_time(path, deadline)
+                if packet.size and packet.pts is not None:
+                    ends.append(float((packet.pts + (packet.duration or 0)) * packet.time_base) - origin)
+                    ends = [max(ends)]
+        except error.ExitError:
+            raise
+        except error.FFmpegError:  # not every format can seek, and a damaged file ends where it cannot be read
+            pass
+    return max(ends, default=None)
 
 
 def _read(
-    path: Path, start: float, duration: float, size: int, times: Times, time_limit: float
+    path: Path, start: float, duration: float, size: int, times: Times, time_limit: float, limits: Limits
 ) -> tuple[Tensor, Tensor]:
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
-        with open_media(path, deadline) as container:
+        with open_media(path, deadline, limits) as container:
             streams = tracks(path, container)
             for kind, stream in streams.items():
                 if stream is None:
@@ -117,57 +155,6 @@ def _read(
                 waveform = cut.waveform()
                 return cut.pictures(times, size), waveform
     raise AssertionError("a read from the start of a file always succeeds")
-
-
-@contextmanager
-def open_media(path: Path, deadline: float) -> Iterator[Any]:
-    """A PyAV container. Bad files, and FFmpeg's errors while it is open, become `ClipError`."""
-    _check_file(path)
-    av = require("av")
-    left, opened = max(0.001, deadline - time.monotonic()), False
-    # "file:" and the whitelist keep FFmpeg from opening anything else that a name or a playlist mentions
-    options = {"protocol_whitelist": "file"}
-    try:
-        with av.open(f"file:{path}", options=options, metadata_errors="replace", timeout=left) as container:
-            opened = True
-            if container.format.name in PLAYLISTS:
-                raise ClipError(path, "not a media file", "it is a playlist: give the paths of its videos")
-            yield container
-    except av.error.ExitError as error:
-        raise _late(path) from error
-    except av.error.FFmpegError as error:
-        if opened:
-            raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
-        remedy = "it is damaged, truncated or of another format: fetch it again or leave it out"
-        raise ClipError(path, "not a media file", remedy) from error
-
-
-def _check_file(path: Path) -> None:
-    """Refuse files that FFmpeg would wait for, or report badly."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ClipError(path, "not a regular file", "give the path of a video file")
-        path.open("rb").close()
-    except FileNotFoundError as error:
-        if path.is_symlink():
-            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from error
-        raise ClipError(path, "missing file", "check the path") from error
-    except PermissionError as error:
-        raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
-    except OSError as error:
-        raise ClipError(path, "unreadable file", f"the system says {error.strerror!r}: check the disk") from error
-    if not status.st_size:
-        raise ClipError(path, "empty file", "fetch it again")
-
-
-def _check_time(path: Path, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise _late(path)
-
-
-def _late(path: Path) -> ClipError:
-    return ClipError(path, "time limit", "it takes too long to decode: re-encode it, or raise the limit")
 
 
 def tracks(path: Path, container: Any) -> dict[str, Any]:
@@ -256,12 +243,12 @@ class Cut:
         av = require("av")
         try:
             for packet in self.container.demux(*self.streams):
-                _check_time(self.path, self.deadline)
+                check_time(self.path, self.deadline)
                 if packet.size and packet.pts is not None:
                     yield packet
         except av.error.ExitError:
             raise
-        except av.error.FFmpegError:
+        except (av.error.FFmpegError, IndexError):  # PyAV's own at the end of a file whose tracks begin in mid-file
             return
 
     def waveform(self) -> Tensor:
@@ -270,7 +257,7 @@ class Cut:
         sound = Sound(self.begin, self.end)
         hole = False
         for packet in self.audio_packets:
-            _check_time(self.path, self.deadline)
+            check_time(self.path, self.deadline)
             try:
                 frames = [] if packet.is_corrupt else self.audio_decoder.decode(packet)
                 broken = packet.is_corrupt
@@ -280,9 +267,9 @@ class Cut:
             if frames and hole:
                 raise ClipError(self.path, "damaged audio", "fetch the file again or leave it out")
             for frame in frames:
-                sound.add(frame)
+                sound.add(frame, self.tick[self.audio.index])
         for frame in self.audio_decoder.decode(None):
-            sound.add(frame)
+            sound.add(frame, self.tick[self.audio.index])
         waveform = sound.waveform()
         self._check_reached(self.audio, self.begin + len(waveform) / SAMPLE_RATE)
         if len(waveform) < SAMPLE_RATE // 40:  # less than one frame of the filterbank
@@ -308,9 +295,13 @@ class Cut:
             raise empty
         pts = [p for p, _ in shown]
         wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
-        found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
+        found: dict[int, Tensor] = {}
+        with suppress(ClipError):
+            found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)
         missing = sorted(set(wanted) - found.keys())
-        if missing:  # some decoders drop frames while they guess the order: decode from the first packet
+        if missing:  # decode from the first packet: some decoders drop frames while they guess the order, and files
+            # with intra refresh have keyframes in name only
+            self.video.codec_context.flush_buffers()
             found |= self._decode(missing, size, exact_skip=False, first=0)
         if len({p.shape for p in found.values()}) > 1:
             raise ClipError(self.path, "picture size changes", "re-encode it to one size")
@@ -328,7 +319,7 @@ class Cut:
         scaler = require("av.video.reformatter").VideoReformatter()  # one for all frames: its set-up is expensive
         for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
             for i in [*range(begin, end + 1), None]:
-                _check_time(self.path, self.deadline)
+                check_time(self.path, self.deadline)
                 context.skip_frame = "NONREF" if exact_skip and i is not None and i not in wanted else "DEFAULT"
                 for frame in self._decoded(None if i is None else packets[i]):
                     if frame.pts in by_pts and not frame.is_corrupt:

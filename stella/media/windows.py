@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from stella.errors import ClipError, StellaError, require
-from stella.media.decode import HELD_MOST, SLACK, Cut, open_media, tracks
+from stella.media.decode import HELD_MOST, SLACK, Cut, tracks
+from stella.media.files import open_media
 from stella.media.inputs import Inputs
 
 KINDS = ("video", "audio")

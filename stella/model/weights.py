@@ -8,6 +8,7 @@ and mis-shaped tensors listed. What a format does not have keeps its initial val
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,8 @@ def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
     file = _open(find(path))
     if config is None:
         config = build(CAVConfig, file.header["config"]) if file.header else PRESETS["base"]
+        if file.header:
+            _check_header(file, config)
     model = CAV(config)
     avm = None
     if file.has_avm:
@@ -231,6 +234,27 @@ def _inputs(header: Mapping[str, Any]) -> Inputs | None:
     return build(Inputs, header["inputs"]) if "inputs" in header else None
 
 
+def _check_header(file: WeightFile, config: CAVConfig) -> None:
+    """Refuse a header whose sizes are not those of the file's tensors, before memory of these sizes is taken."""
+    if config.depth + config.dec_depth > len(file.state):
+        raise WeightsError(
+            f"{file.path} has {len(file.state)} tensors and its header says depth={config.depth} and "
+            f"dec_depth={config.dec_depth}; copy or export it again"
+        )
+    try:
+        with torch.device("meta"):
+            model = CAV(config)
+    except RuntimeError as error:
+        raise WeightsError(f"{file.path} has a header of absurd sizes ({error}); copy or export it again") from error
+    _check(file, "its own header", under("backbone.", file.state), model)
+    heads, beta = file.header.get("avm_heads"), file.header.get("avm_beta", 0.4)
+    whole = heads is None or (type(heads) is int and heads > 0 and config.dim % heads == 0)
+    if not whole or not isinstance(beta, int | float):
+        raise WeightsError(
+            f"{file.path} has a damaged header (avm_heads={heads!r}, avm_beta={beta!r}); export it again"
+        )
+
+
 def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
@@ -244,7 +268,12 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
 
 def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:  # torch stores, never compresses
+                _check_unpacked(path, sum(member.file_size for member in archive.infolist()))
         tree = torch.load(path, map_location="cpu", weights_only=True)
+    except WeightsError:
+        raise
     except pickle.UnpicklingError as error:  # its own text advises to run the code
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         held = f"holds the Python object {found.group(1)}" if found else "is damaged or a pickle of something"
@@ -261,6 +290,14 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
     if not state:
         raise WeightsError(f"{path} holds no named tensors but {type(tree).__name__}; save a model's state_dict")
     return state, {}
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    if size > (packed := path.stat().st_size):
+        raise WeightsError(
+            f"{path} has {packed:,} bytes and would unpack to {size:,}; torch does not compress: "
+            "save it with torch.save"
+        )
 
 
 # ---- fitting
@@ -312,6 +349,10 @@ def _check(file: WeightFile, what: str, state: State, module: nn.Module, initial
             f"{n} (file {list(t.shape)}, model {list(expected[n].shape)})"
             for n, t in state.items()
             if n in expected and t.shape != expected[n].shape
+        ],
+        "not of floating-point type": [f"{n} ({t.dtype})" for n, t in state.items() if not t.is_floating_point()],
+        "not finite in float32": [
+            n for n, t in state.items() if t.is_floating_point() and not t.float().isfinite().all()
         ],
     }
     if any(wrong.values()):

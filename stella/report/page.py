@@ -18,8 +18,19 @@ from stella.files import write_text
 from stella.methods import METHODS
 from stella.report import plots
 from stella.report.svg import SERIES
-from stella.report.tables import DIRECTIONS, named_ceilings
-from stella.runs.record import Group, RunRecord, Spread, ceilings, flatten, group, mean_recall, read_run, unlike
+from stella.report.tables import DIRECTIONS, named_ceilings, results_table
+from stella.runs.record import (
+    Group,
+    RunRecord,
+    Spread,
+    ceilings,
+    flatten,
+    galleries,
+    group,
+    mean_recall,
+    read_run,
+    unlike,
+)
 
 LISTED = 20  # skipped clips named on the page
 IN_STORY = 5  # groups named in the first sentences; of more, only the best and the worst
@@ -44,6 +55,43 @@ def write_page(runs: Sequence[Path | str], out: Path | str) -> Path:
     return out
 
 
+def write_readable(runs: Sequence[Path], out: Path) -> tuple[list[RunRecord], list[str]]:
+    """Write the page of those runs that can be shown; returns them, and a sentence for each that cannot."""
+    records: list[RunRecord] = []
+    left_out: list[str] = []
+    for run in runs:
+        try:
+            records.append(read_run(run))
+        except StellaError as error:
+            left_out.append(str(error))
+    page = None
+    for beside in (False, True):  # those that cannot be shown alone; then those that do not fit the ones before
+        if records and (page := _tried(records)[0]) is None:
+            shown: list[RunRecord] = []
+            for record in records:
+                found, why = _tried([*(shown if beside else ()), record])
+                if found is None:
+                    left_out.append(f"{record.path} is damaged ({why}); restore it or leave it out")
+                else:
+                    shown.append(record)
+            records = shown
+    page = page or _tried(records)[0]
+    if page is None or not records:
+        raise StellaError(f"none of these runs can be shown: {'; '.join(left_out)}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page)
+    return records, left_out
+
+
+def _tried(records: Sequence[RunRecord]) -> tuple[str | None, str]:
+    """The page, or None and what is wrong: a damaged record may lead to any exception."""
+    try:
+        results_table(group(records), ceilings(records))
+        return render(records), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
 def render(records: Sequence[RunRecord]) -> str:
     groups, cues = group(records), ceilings(records)
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
@@ -65,6 +113,8 @@ def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[st
     scored = sorted((g for g in groups if g.spread("A").values), key=lambda g: -g.spread("A").mean)
     if not scored:
         return ["No run has finished yet."]
+    if len(sizes := galleries(run for g in groups for run in g.runs)) > 1:
+        return [f"Evaluated on galleries of {' and '.join(map(str, sizes))} clips, so these runs cannot be ranked."]
     chance = f"; chance is {cues['chance']:.1f}%" if cues else ""
     story = [f"{_named(forgot, 'F', 'forgot {} points')}."] if forgot else []
     return [*story, f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]

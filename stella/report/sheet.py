@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stella.clip import SAMPLE_RATE, Clip
 from stella.data.scenes import Scenes
+from stella.errors import plain
 from stella.media.encode import encode
 from stella.media.fbank import fbank
 
@@ -23,7 +24,7 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
     frames = len(clips[0].video)
     figure = Figure(figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5), layout="constrained")
     axes = figure.subplots(len(clips), frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(plain(title), fontsize=11, parse_math=False)
     for row, clip in zip(axes, clips, strict=True):
         for i, axis in enumerate(row[:frames]):
             axis.imshow(clip.video[i].permute(1, 2, 0).numpy())
@@ -32,7 +33,7 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
             if times is not None:
                 axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
             axis.set(xticks=[], yticks=[])
-        row[0].set_title(clip.labels.name or clip.id, fontsize=8, loc="left")
+        row[0].set_title(plain(clip.labels.name or clip.id), fontsize=8, loc="left", parse_math=False)
         _spectrogram(row[frames], clip)
     figure.savefig(path, dpi=110)
 

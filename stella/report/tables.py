@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from stella.data.skipped import in_words
-from stella.runs.record import Group, RunRecord, mean_recall
+from stella.data.tasks import chance
+from stella.errors import plain
+from stella.runs.record import Group, RunRecord, galleries, mean_recall
 
 DIRECTIONS = {"a2v": "a→v", "v2a": "v→a"}
 LEGEND = "a→v: sounds find their videos; v→a: the reverse"
@@ -24,18 +27,23 @@ CEILINGS = {  # lowest first
 def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None = None) -> Table:
     """A and F of each method over its finished runs, its slow weights below it; last, the ceilings."""
     table = _table("Retrieval after the last task", "method")
-    styles = {"runs": "dim", "A ↑": "bold", "F ↓": ""}
+    sizes = galleries(run for group in groups for run in group.runs)
+    differ = len(sizes) > 1
+    styles = {"runs": "dim", **({"gallery\n(chance)": ""} if differ else {}), "A ↑": "bold", "F ↓": ""}
     for heading in (*styles, *(f"{direction} {figure}" for direction in DIRECTIONS.values() for figure in "AF")):
         table.add_column(heading, justify="right", style=styles.get(heading, ""), no_wrap=True)
     for one in (version for group in groups for version in group.versions):
         by_direction = (one.spread(direction, figure).short for direction in DIRECTIONS for figure in "AF")
-        table.add_row(Text(one.label), one.progress, str(one.spread("A")), str(one.spread("F")), *by_direction)
+        gallery = [", ".join(f"{n:,} ({chance([n])['chance']:.1f})" for n in galleries(one.runs))] if differ else []
+        figures = (str(one.spread("A")), str(one.spread("F")), *by_direction)
+        table.add_row(Text(plain(one.label)), one.progress, *gallery, *figures)
     if ceilings:
         table.add_section()
         for name, value in named_ceilings(ceilings).items():
             table.add_row(name, "", Text(f"{value:.1f}", style="not bold"), style="dim")
+    clips = f"the {sizes[0]:,} evaluation clips of all tasks" if len(sizes) == 1 else "the clips of all tasks"
     table.caption = (
-        "A: mean of R@1/5/10 over all tasks in %, the clips of all tasks as gallery. F: how far tasks fell from their "
+        f"A: mean of R@1/5/10 over all tasks in %, {clips} as gallery. F: how far tasks fell from their "
         f"best. {LEGEND}. ±: deviation over runs."
     )
     return table
@@ -45,7 +53,7 @@ def accuracy_table(run: RunRecord) -> Table:
     """acc(t, i) of one run and of its slow weights: a row after each task, a column for each task."""
     table = _table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
     for name in run.tasks:
-        table.add_column(Text(name), justify="right", overflow="fold")
+        table.add_column(Text(plain(name)), justify="right", overflow="fold")
     for version in filter(None, (run, run.slow)):
         if version is not run:
             table.add_section()
@@ -54,7 +62,7 @@ def accuracy_table(run: RunRecord) -> Table:
             if line["task"] >= 0:
                 cells = [(f"{value:z.1f}", i <= line["task"]) for i, value in enumerate(mean_recall(line))]
                 learnt = [Text(value, style="" if seen else "dim") for value, seen in cells]
-                table.add_row(Text(run.tasks[line["task"]]), *learnt)
+                table.add_row(Text(plain(run.tasks[line["task"]])), *learnt)
     table.caption = "Mean R@1/5/10 on each task, %. Dim: not learnt yet."
     return table
 
@@ -69,13 +77,13 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
             table.add_column(f"{name} R@{k}", justify="right", no_wrap=True)
     table.add_column("mean", justify="right", style="bold")
     for name, row in zip(evaluation["tasks"], zip(*columns, strict=True), strict=True):
-        table.add_row(Text(name), *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
+        table.add_row(Text(plain(name)), *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
     means = [sum(column) / len(column) for column in columns]
     table.add_section()
     table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
     table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery; {LEGEND}"
     if evaluation.get("skipped"):
-        table.caption += f"; skipped: {in_words(evaluation['skipped'])}"
+        table.caption += escape(f"; skipped: {in_words(evaluation['skipped'])}")
     if ceilings:
         table.caption += f"; mean by {ceilings_line(ceilings)}"
     return table
@@ -129,7 +137,11 @@ def named_ceilings(ceilings: Mapping[str, float]) -> dict[str, float]:
 
 def _table(title: str, first: str) -> Table:
     table = Table(
-        box=box.SIMPLE_HEAD, title=Text(f"\n{title}", "bold"), padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+        box=box.SIMPLE_HEAD,
+        title=Text(f"\n{plain(title)}", "bold"),
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
     table.title_justify = table.caption_justify = "left"
     table.add_column(first, overflow="fold")

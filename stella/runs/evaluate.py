@@ -31,11 +31,11 @@ def evaluate_weights(
 
     `slow` evaluates the slow weights of a run.
     """
-    file = weights.find(model)  # refuses an unfinished run
     folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
+    file = weights.find(model)  # refuses an unfinished run
     about = weights.describe(file)
     ours = about.format == weights.OURS
     if ours:  # the data take the model's sizes where they are not given

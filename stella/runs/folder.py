@@ -50,7 +50,7 @@ class RunFolder:
                 yield
             finally:
                 if not self.started:  # the configuration was refused: leave nothing behind
-                    (self.root / "lock").unlink(missing_ok=True)
+                    (self.root / "lock").unlink(missing_ok=True)  # which `lock` has found to be ours
                     with suppress(OSError):  # the folder held something before
                         self.root.rmdir()
 

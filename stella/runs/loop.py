@@ -61,7 +61,8 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     config, folder = settle(config), RunFolder(run)
     if folder.end is None:
         check(config, folder.started)
-    with folder.locked(), explain_full_disk(folder.root):
+    again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
+    with explain_full_disk(folder.root, again), folder.locked():
         if folder.started:
             if not resume:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
@@ -69,7 +70,12 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
             if folder.end is not None:
                 return _result(folder)
         with Stop() as stop:
-            return Run(config, folder, console or Console(), stop).go()
+            try:
+                return Run(config, folder, console or Console(), stop).go()
+            except (Stopped, Exception):  # what fails after a signal is part of the stop: workers end by it too
+                if stop.signal:
+                    return _result(folder, 128 + stop.signal)
+                raise
 
 
 def resume(
@@ -162,8 +168,8 @@ class Run:
                 self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
                 self.display.say(f"started at {_where(earlier[0])}, resumed at {_where(self.environment)}")
-            if self.machine.remark:
-                self.display.say(self.machine.remark)
+            for remark in self.machine.remark.splitlines():
+                self.display.say(remark)
             if not counters.step:
                 memory, stream = self.method.memory, self.config.stream
                 for line in plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory):
@@ -173,9 +179,11 @@ class Run:
                 self._evaluate_if_due()
                 while self._train_task():
                     self._evaluate_if_due()
-                self._finish()
-            except Stopped:
-                assert self.stop.signal is not None
+                with self.stop.writing():
+                    self._finish()
+            except (Stopped, Exception):
+                if self.stop.signal is None:
+                    raise
                 again = f"stella pretrain --resume {self.folder.root}"
                 self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
                 return _result(self.folder, 128 + self.stop.signal)
@@ -186,7 +194,7 @@ class Run:
     def _train_task(self) -> bool:
         """Train to the end of a task; False if no step was left."""
         minutes = self.config.train.checkpoint_minutes
-        while self.trainer.advance():
+        while self._advance():
             ended, stopping = self.stream.finished_task is not None, self.stop.signal
             self._record(ended)
             stuck = self._stuck()
@@ -204,6 +212,17 @@ class Run:
             if ended:
                 return True
         return False
+
+    def _advance(self) -> bool:
+        """One step; False if no step was left. A checkpoint is saved if a stop ends the wait for its batches."""
+        step, position = self.trainer.counters.step, replace(self.stream.position)
+        try:
+            return self.trainer.advance()
+        except (Stopped, Exception):
+            begun = (self.trainer.counters.step, self.stream.position) != (step, position)
+            if self.stop.signal and not begun:
+                self._save()
+            raise
 
     def _stuck(self) -> bool:
         """Whether the last steps were all skipped. Waits for the device only if it seems so."""
@@ -317,22 +336,27 @@ class Run:
 
     def _save(self) -> None:
         began, step = time.monotonic(), self.trainer.counters.step
-        self.trainer.settle()
-        self._write_skipped()
-        state: dict[str, Any] = {
-            "trainer": self.trainer.state_dict(),
-            "metrics_bytes": self.metrics.sync(),
-            "config": to_tree(self.config),
-        }
-        path = self.checkpoints.save(step, state)
-        self._saved = time.monotonic()
-        size = path.stat().st_size
-        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+        with self.stop.writing():
+            self.trainer.settle()
+            self._write_skipped()
+            state: dict[str, Any] = {
+                "trainer": self.trainer.state_dict(),
+                "metrics_bytes": self.metrics.sync(),
+                "config": to_tree(self.config),
+            }
+            size = self.checkpoints.save(step, state).stat().st_size
+            self._saved = time.monotonic()
+            self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
 
     def _finish(self) -> None:
         counters, slow = self.trainer.counters, self.trainer.slow
         if counters.step and counters.skipped == counters.step:
             raise StellaError("no step of this run was finite; check the data, or start a new run")
+        for model in (self.method.eval_model, *([] if slow is None else [slow.model])):
+            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+                raise StellaError(
+                    "the weights of this run are not finite, so it is no success; start a new run with a lower train.lr"
+                )
         evaluations = _evaluations(self.folder)
         scores = summary(evaluations)
         extra = {"config": to_tree(self.config), "commit": self.environment["commit"]}

@@ -8,15 +8,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stella.errors import require
+from stella.errors import plain, require
 
 WIDE = 140  # terminal columns needed to show all parts of the loss
 SILENCE = 60.0  # seconds between lines when the output is a file or pipe
 
 
 def say(console: Console, line: str, style: str = "") -> None:
-    """Print a line as it is: brackets in names are not markup, and long lines are not wrapped."""
-    console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
+    """Print a line as it is: brackets and escapes in names mean nothing, and long lines are not wrapped."""
+    console.print(plain(line), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 class Display(Progress):
@@ -24,11 +24,11 @@ class Display(Progress):
 
     def __init__(self, console: Console, total: int, done: int) -> None:
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}", style="dim"),
+            TextColumn("{task.fields[status]}", style="dim", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -36,7 +36,7 @@ class Display(Progress):
         self._said = time.monotonic()
 
     def at(self, step: int, what: str) -> None:
-        self.update(self._steps, completed=step, description=what)
+        self.update(self._steps, completed=step, description=plain(what))
 
     def losses(self, means: Mapping[str, float], clips_per_second: float, peak_bytes: int) -> None:
         """Show the loss, and its parts if the terminal is wide enough."""

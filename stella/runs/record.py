@@ -13,7 +13,7 @@ import numpy as np
 from stella.data.config import data_config
 from stella.data.skipped import Skipped
 from stella.data.tasks import chance
-from stella.errors import ConfigError
+from stella.errors import ConfigError, plain
 from stella.evaluate import forgetting
 from stella.files import Line, read_json, read_lines
 from stella.methods import METHODS
@@ -76,7 +76,8 @@ class RunRecord:
 
     @property
     def tasks(self) -> list[str]:
-        return list(self.evaluations[-1]["tasks"]) if self.evaluations else []
+        """Names to show."""
+        return [plain(name) for name in self.evaluations[-1]["tasks"]] if self.evaluations else []
 
     @property
     def step(self) -> int:
@@ -177,7 +178,7 @@ def group(runs: Iterable[RunRecord]) -> list[Group]:
     members = [sorted(group, key=lambda run: run.seed) for group in found.values()]
     members.sort(key=lambda runs: order.get(runs[0].method, -1))
     firsts = [runs[0] for runs in members]
-    return [Group(_label(runs[0], firsts), runs) for runs in members]
+    return [Group(plain(_label(runs[0], firsts)), runs) for runs in members]
 
 
 def _label(run: RunRecord, others: Sequence[RunRecord]) -> str:
@@ -198,8 +199,17 @@ def experiment(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in NOT_THE_EXPERIMENT and value is not None}
 
 
+def galleries(runs: Iterable[RunRecord]) -> list[int]:
+    """The different numbers of clips that runs were evaluated on, in order."""
+    return sorted({sum(run.evaluations[-1]["clips"]) for run in runs if run.evaluations})
+
+
 def unlike(runs: Sequence[RunRecord]) -> str | None:
-    """A warning if a run appears twice, or if runs of several methods differ in more than the method's own settings."""
+    """A warning if galleries differ in size, if a run appears twice, or if runs of several methods differ in more than
+    the method's own settings."""
+    if len(sizes := galleries(runs)) > 1:
+        counts = " and ".join(f"{size:,}" for size in sizes)
+        return f"These runs were evaluated on galleries of {counts} clips, in which chance differs: they are not ranked"
     found = [experiment(run.config) for run in runs]
     if len(runs) > len({(repr(one), run.seed) for one, run in zip(found, runs, strict=True)}):
         return "Some runs have the same configuration and the same seed, so their deviation is not one over seeds"
@@ -223,8 +233,8 @@ def flatten(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """Scores of chance and, if the data know them, of single cues in these runs' gallery; None if galleries differ."""
     seen = [run for run in runs if run.evaluations]
-    galleries = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
-    return galleries[0] if galleries and all(gallery == galleries[0] for gallery in galleries) else None
+    found = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
+    return found[0] if found and all(each == found[0] for each in found) else None
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:

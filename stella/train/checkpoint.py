@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import StellaError
-from stella.files import publish, temporary
+from stella.files import publish, sweep, temporary
 
 State = dict[str, Any]
 
@@ -54,8 +54,8 @@ class Checkpoints:
 
         Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
-        for left_over in self.folder.glob("step-*.tmp"):
-            left_over.unlink()
+        if self.folder.is_dir():
+            sweep(self.folder)
         for path in self._found():
             if digest(path) == path.stem.rpartition("-")[2]:
                 state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

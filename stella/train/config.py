@@ -37,8 +37,13 @@ class TrainConfig:
         for name in ("decay", "ema"):
             if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
                 raise ConfigError(f"train.{name}={share} must lie in 0…1")
-        if not (0 < self.lr < float("inf") and 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.weight_decay >= 0):
+        if not (
+            0 < self.lr < float("inf")
+            and 0 <= self.beta1 < 1
+            and 0 <= self.beta2 < 1
+            and 0 <= self.weight_decay < float("inf")
+        ):
             raise ConfigError(
                 f"train.lr={self.lr} must be positive and finite, beta1={self.beta1} and beta2={self.beta2} in 0…1 and "
-                f"weight_decay={self.weight_decay} not negative"
+                f"weight_decay={self.weight_decay} finite and not negative"
             )

@@ -5,20 +5,21 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.disk import small_disk
 from helpers.streams import check_it_resumes_at_every_batch, ids, same
 from helpers.videos import Batched, Long, Videos
 from rich.console import Console
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.clip import ArraySource, Batch, Clip, Labels
+from stella.clip import ArraySource, Batch, Clip, Labels, Origin
 from stella.config import resolve
 from stella.data.pack import pack
 from stella.data.packed import AHEAD, Packed, PackedConfig
@@ -222,11 +223,11 @@ def change(root: Path, **changed: Any) -> None:
         ),
         (lambda root: (root / "waveforms.i16").unlink(), r"waveforms\.i16 is missing; restore it"),
         (lambda root: (root / "clips.json").unlink(), r"holds no packed clips; make them with: stella pack"),
-        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json has version None"),
+        (lambda root: (root / "clips.json").write_text("[1]"), r"clips\.json is damaged"),
         (lambda root: (root / "clips.json").write_text("{"), r"clips\.json is damaged"),
         (lambda root: change(root, colour=1), r"clips\.json does not describe packed clips"),
-        (lambda root: change(root, version=1), r"has version 1 and this program reads version 2; pack again"),
-        (lambda root: change(root, names=[]), r"ids, names and tasks differ in number"),
+        (lambda root: change(root, version=1), r"has version 1 and this program reads version 3; pack again"),
+        (lambda root: change(root, names=[]), r"ids, names, tasks and checksums differ in number"),
         (shutil.rmtree, r"p holds no packed clips"),
     ],
 )
@@ -240,28 +241,103 @@ def test_what_is_not_a_whole_folder_is_refused_in_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    class Dying(Videos):
-        def __getitem__(self, index: int) -> Clip:
-            if index == 10:
-                assert (tmp_path / "p.tmp" / "frames.u8").exists() and not (tmp_path / "p").exists()
-                with pytest.raises(StellaError, match="no packed clips"):
-                    Packed(tmp_path / "p.tmp")
-                raise KeyboardInterrupt
-            return super().__getitem__(index)
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.iterdir()}
 
-    with pytest.raises(KeyboardInterrupt):
-        packed(tmp_path / "p", Dying(12))
-    assert not (tmp_path / "p").exists() and not (tmp_path / "p.tmp").exists()
+
+class OnDisk(Videos):
+    """It knows the ids of its clips without reading them."""
+
+    def origin(self, index: int) -> Origin:
+        return Origin(f"{self.task}/{index}", "")
+
+    def stamp(self, index: int) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Dying(OnDisk):
+    """The process is interrupted at this clip."""
+
+    at: int = 10
+
+    def __getitem__(self, index: int) -> Clip:
+        if index == self.at:
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def test_it_goes_on_after_a_kill_with_the_same_bytes(tmp_path: Path) -> None:
+    whole = contents(packed(tmp_path / "whole", Videos(20)).root)
+    for torn in (None, "frames.u8", "waveforms.i16", "lengths.i64", "packing.jsonl"):
+        out = tmp_path / f"torn {torn}"
+        with pytest.raises(KeyboardInterrupt):
+            packed(out, Dying(20, at=18))
+        with pytest.raises(StellaError, match="no packed clips"):
+            Packed(out)
+        if torn:
+            os.truncate(out / torn, (out / torn).stat().st_size - 5)
+        read: list[int] = []
+
+        class Noted(OnDisk):
+            def __getitem__(self, index: int, read: list[int] = read) -> Clip:
+                read.append(index)
+                return super().__getitem__(index)
+
+        assert len(packed(out, Noted(20))) == 20 and contents(out) == whole
+        assert min(read) == (15 if torn else 16)  # clips are handed over by eights
+
+
+def test_a_whole_folder_takes_up_new_clips_and_keeps_the_others(tmp_path: Path) -> None:
+    grown = contents(packed(tmp_path / "all", [("one", Videos(9)), ("two", Videos(4, "b"))]).root)
+    out = packed(tmp_path / "p", [("one", Videos(9))]).root
+    before = Packed(out)
+    done = pack([("one", Dying(9, at=3)), ("two", Videos(4, "b"))], out, pixels=16, spec_frames=24, size=18,
+                workers=0, progress=False)  # fmt: skip
+    assert (done.clips, done.added) == (13, 4) and contents(out) == grown
+    assert len(before) == 9 and close(before[8], Videos(9)[8])  # whoever had it open reads on
+    with pytest.raises(KeyboardInterrupt):  # killed while it grew: the folder is what it was
+        packed(out, [("one", Videos(9)), ("two", Videos(4, "b")), ("three", Dying(20, "c", at=12))])
+    assert len(Packed(out)) == 13
+    assert len(packed(out, [("one", Videos(9)), ("two", Videos(4, "b")), ("three", Videos(20, "c"))])) == 33
+    for other in ({"size": 20}, {"pixels": 8}, {"spec_frames": 30}, {"width": 25}):
+        with pytest.raises(StellaError, match=r"p was packed with other settings: .* was \d+ and is now \d+"):
+            packed(out, [("one", Videos(9))], **other)
+
+
+def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "p.tmp").mkdir()
-    for name in ("clips.json", "frames.u8", "skipped.jsonl"):  # left by a kill
-        (tmp_path / "p.tmp" / name).write_text('{"id": 0, "path": "", "reason": "old", "remedy": ""}')
-    with lock(tmp_path / "p.tmp" / ".lock"), pytest.raises(StellaError, match=r"p\.tmp is in use by process"):
+    (tmp_path / "p.tmp" / "thesis.txt").write_text("precious")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "frames.u8").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "file").write_text("precious")
+    for out in ("other", "link", "file"):
+        with pytest.raises(StellaError, match=r"holds other files|is a file"):
+            packed(tmp_path / out, Videos(3))
+    packed(tmp_path / "p", Videos(3))
+    with pytest.raises(StellaError, match="no clip could be used"):
+        packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
+    with lock(tmp_path / "p" / ".lock"), pytest.raises(StellaError, match="p is in use by process"):
         packed(tmp_path / "p", Videos(3))
-    assert (tmp_path / "p.tmp" / "frames.u8").exists()
-    assert len(packed(tmp_path / "p", Videos(3))) == 3 and not (tmp_path / "p" / "skipped.jsonl").exists()
-    with pytest.raises(StellaError, match=r"p exists already; delete it"):
-        packed(tmp_path / "p", Videos(3))
+    precious = (tmp_path / "p.tmp" / "thesis.txt", tmp_path / "other" / "frames.u8", tmp_path / "file")
+    assert all(path.read_text() == "precious" for path in precious) and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["frames.u8", "waveforms.i16", "lengths.i64"])
+def test_damage_is_an_error_when_it_is_read(name: str, tmp_path: Path) -> None:
+    source = packed(tmp_path / "p", Videos(9))
+    data = bytearray((tmp_path / "p" / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "p" / name).write_bytes(data)
+    with pytest.raises(StellaError, match=r"fails its checksum|is missing or damaged"):
+        Packed(tmp_path / "p").tensors(range(9))
+    with pytest.raises(StellaError, match=r"fails its checksum|is missing or damaged"):
+        [Packed(tmp_path / "p")[i] for i in range(9)]
+    if name != "lengths.i64":
+        os.truncate(tmp_path / "p" / name, 1000)  # while it is open: not a bus error
+        with pytest.raises(StellaError, match="ends at byte 1000"):
+            source.tensors(range(9))
 
 
 def levels(video: torch.Tensor) -> list[int]:
@@ -374,3 +450,11 @@ def test_a_run_trains_on_packed_clips(scenes: Path, tmp_path: Path, monkeypatch:
     assert seen[0].video.shape == (4, 4, 3, 96, 96) and seen[0].audio.shape == (4, 256, 128)
     assert sorted(id for batch in ids(seen[:6]) for id in batch) == list(range(20))
     assert len({int(i) // 10 for i in seen[6].ids}) == 2  # of both tasks in one batch
+
+
+def test_a_full_disk_is_told_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    whole = contents(packed(tmp_path / "whole", Videos(9)).root)
+    for most in (0, 50, 5000, 17_000):
+        with small_disk(most), pytest.raises(StellaError, match=r"cannot be written .* free some space and run again"):
+            packed(tmp_path / str(most), Videos(9))
+        assert contents(packed(tmp_path / str(most), Videos(9)).root) == whole

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import signal
+import struct
 import time
 import traceback
 from collections import Counter
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from helpers.media_files import write_video
+from typer.testing import CliRunner
 
+from stella.cli import app
 from stella.data import prepare
 from stella.data import workers as pool
 from stella.data.folder import Folder
@@ -266,3 +269,63 @@ def test_labels_come_from_a_csv(videos: Path, tmp_path: Path) -> None:
     run(videos / "a", tmp_path / "dst", labels_csv=table)
     labels = [Shards(tmp_path / "dst").labels(i) for i in range(8)]
     assert (labels[0].name, labels[0].task) == ("dog, barking", "t1") and labels[1].name is None
+
+
+def test_the_length_is_what_can_be_read_not_what_a_header_claims(tmp_path: Path) -> None:
+    """Files that claim to be endless, to have no length or a negative one: all are accounted for, at no cost."""
+    src = tmp_path / "src"
+    write_video(src / "honest.mp4", 3.0)
+    data = (src / "honest.mp4").read_bytes()
+    at = data.index(b"mvhd") + 4
+    scale = int.from_bytes(data[at + 12 : at + 16], "big")
+    for name, ticks in (("endless.mp4", 2**32 - 2), ("short.mp4", scale), ("nothing.mp4", 0)):
+        (src / name).write_bytes(data[: at + 16] + ticks.to_bytes(4, "big") + data[at + 20 :])
+    matroska = write_video(src / "negative.mkv", 3.0)
+    content = matroska.read_bytes()
+    place = content.index(b"\x44\x89\x88") + 3  # Duration, a float of eight bytes
+    for name, claim in (("negative.mkv", -1e12), ("huge.mkv", 1e12)):
+        (src / name).write_bytes(content[:place] + struct.pack(">d", claim) + content[place + 8 :])
+    began = time.monotonic()
+    summary = run(src, tmp_path / "dst", split=True)
+    assert time.monotonic() - began < 20
+    made = {
+        file: sorted(id for id in ids(tmp_path / "dst") if id.startswith(file))
+        for file in (path.name for path in src.iterdir())
+    }
+    skipped = {id.partition("@")[0] for id in listed(tmp_path / "dst")} if summary.skipped else set()
+    assert all(made[file] or file in skipped for file in made)
+    assert made["honest.mp4"] == [f"honest.mp4@{k}.000" for k in range(3)]
+    assert sum(map(len, made.values())) + sum(summary.skipped.values()) <= 4 * len(made)
+    assert {file for file in made if len(made[file]) >= 2} >= {"honest.mp4", "short.mp4", "nothing.mp4"}
+
+
+def test_one_video_gives_at_most_so_many_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(tmp_path / "src" / "long.mp4", 4.0)
+    monkeypatch.setattr(prepare, "MOST_CLIPS", 3)
+    assert run(tmp_path / "src", tmp_path / "dst", split=True).skipped == {"too many clips": 1}
+
+
+def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
+    for name in ("a.mp4", "b.mp4"):
+        write_video(tmp_path / "src" / name)
+    run(tmp_path / "src", tmp_path / "dst")
+    (tmp_path / "src" / "b.mp4").unlink()
+    summary = run(tmp_path / "src", tmp_path / "dst")
+    assert summary.gone == ("b.mp4",) and "1 files are gone whose clips remain: b.mp4" in str(summary)
+
+
+def test_without_one_usable_clip_the_command_fails(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.mp4").write_text("hello")
+    done = CliRunner().invoke(app, ["prepare", str(tmp_path / "src"), str(tmp_path / "dst"), "--workers", "1"])
+    assert done.exit_code == 1 and "no clip could be used" in done.output
+
+
+def test_shards_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
+    write_video(tmp_path / "src" / "a.mp4")
+    theirs = tmp_path / "dst" / "shard-000000.tar.part"
+    theirs.parent.mkdir()
+    theirs.write_text("precious")
+    with pytest.raises(StellaError, match="was not written by stella prepare"):
+        run(tmp_path / "src", tmp_path / "dst")
+    assert theirs.read_text() == "precious"

@@ -2,6 +2,7 @@ import io
 import json
 import pickle
 import tarfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from helpers.disk import small_disk
 from stella.clip import Labels, Source
 from stella.data.shards import END_OF_TAR, Shards, ShardWriter, scan
 from stella.data.shards import sample as encode_sample
+from stella.data.skipped import Skipped
+from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError, StellaError
+from stella.media.codecs import encode_flac, encode_jpegs
 
 pytest.importorskip("av")
 FPS = 8.0
@@ -195,3 +199,76 @@ def test_folders_without_shards_are_refused(tmp_path: Path) -> None:
         Shards(tmp_path)
     with pytest.raises(StellaError, match="is not a folder"):
         Shards(tmp_path / "none")
+
+
+def with_meta(good: bytes, **changed: object) -> bytes:
+    """The first sample with other fields in its JSON."""
+    size = tarfile.TarInfo.frombuf(good[:512], "utf-8", "strict").size
+    meta = json.dumps(json.loads(good[512 : 512 + size]) | changed).encode()
+    info = tarfile.TarInfo("x.json")
+    info.size = len(meta)
+    rest = good[512 + size + -size % 512 :]
+    return info.tobuf(tarfile.USTAR_FORMAT) + meta + bytes(-len(meta) % 512) + rest
+
+
+def with_member(good: bytes, number: int, data: bytes) -> bytes:
+    """The first sample with another file in the place of a member, its checksum right."""
+    size = tarfile.TarInfo.frombuf(good[:512], "utf-8", "strict").size
+    meta = json.loads(good[512 : 512 + size])
+    at, parts = 512 + size + -size % 512, []
+    for length in meta["sizes"]:
+        parts.append(good[at + 512 : at + 512 + length])
+        at += 512 + length + -length % 512
+    parts[number] = data
+    changed = {"sizes": [len(part) for part in parts], "crc32": [zlib.crc32(part) for part in parts]}
+    blocks = b"".join(bytes(512) + part + bytes(-len(part) % 512) for part in parts)
+    return with_meta(good, **changed)[: 512 + -(-len(json.dumps(meta | changed)) // 512) * 512] + blocks
+
+
+HOSTILE = {
+    "fps 0": lambda good: with_meta(good, fps=0),
+    "fps nan": lambda good: with_meta(good, fps=float("nan")),
+    "fps 1e300": lambda good: with_meta(good, fps=1e300),
+    "a text as fps": lambda good: with_meta(good, fps="fast"),
+    "no frames": lambda good: with_meta(good, sizes=[5], crc32=[0]),
+    "no members": lambda good: with_meta(good, sizes=[], crc32=[]),
+    "absurd sizes": lambda good: with_meta(good, sizes=[10**15] * 13),
+    "negative sizes": lambda good: with_meta(good, sizes=[-1] * 13),
+    "no list of sizes": lambda good: with_meta(good, sizes=7),
+    "another id": lambda good: with_meta(good, id=5),
+    "a JSON list": lambda good: good[:512] + b"[" + good[513:],
+    "deep JSON": lambda good: good[:512] + b"[" * 200 + good[712:],
+    "no picture": lambda good: with_member(good, 4, b"hello"),
+    "an empty picture": lambda good: with_member(good, 4, b""),
+    "half a picture": lambda good: with_member(good, 4, encode_jpegs(content(0)[0])[4][:300]),
+    "no sound": lambda good: with_member(good, 12, b"hello"),
+    "half a sound": lambda good: with_member(good, 12, encode_flac(content(0)[1])[:9000]),
+    "a list of sounds": lambda good: with_member(good, 12, b"ffconcat version 1.0\nfile x\n"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_broken_sample_is_a_skip_and_the_others_are_read(kind: str, tmp_path: Path, samples: list[bytes]) -> None:
+    """A shard that anybody may have written, with an index that fits."""
+    data = HOSTILE[kind](samples[0])
+    shard = tmp_path / "shard-000000.tar"
+    shard.write_bytes(data + samples[1] + END_OF_TAR)
+    clips = [{"id": "v0.x/é.mp4", "source": "v0", "start": 0.0, "offset": 0}]
+    clips.append({"id": "v1.x/é.mp4", "source": "v1", "start": 0.0, "offset": len(data)})
+    index = {"bytes": shard.stat().st_size, "clips": clips}
+    shard.with_suffix(".json").write_text(json.dumps(index))
+    skipped = Skipped()
+    config = StreamConfig(batch_size=2, size=16, spec_frames=24, mels=8)
+    batches = list(evaluation_batches(Shards(tmp_path, frames=12, span=None), config, skipped=skipped))
+    assert [batch.ids.tolist() for batch in batches] == [[1]]
+    assert skipped.counts == {"damaged shard": 1}
+
+
+@pytest.mark.parametrize("change", [{"offset": -5}, {"offset": "x"}, {"id": 7}, {"start": "x"}, {"label": [1]}])
+def test_an_index_of_other_types_is_told(change: dict[str, object], folder: Path) -> None:
+    index = folder / "shard-000000.json"
+    tree = json.loads(index.read_text())
+    tree["clips"][0] |= change
+    index.write_text(json.dumps(tree))
+    with pytest.raises(StellaError, match="is not an index of shards"):
+        Shards(folder)

@@ -257,16 +257,23 @@ class Faulty(Videos):
         return super().__getitem__(index + 1 // (2 - index))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_exception_of_one_clip_is_a_counted_skip(workers: int) -> None:
+    skipped, config = Skipped(), replace(CONFIG, epochs=1, shuffle=False, workers=workers)
+    assert ids(list(Stream({"a": Faulty(7)}, config, skipped=skipped))) == [[0, 1, 3, 4], [5, 6]]
+    [record] = skipped.records.values()
+    assert record["reason"] == "unforeseen ZeroDivisionError" and record["path"] == "file2.mp4"
+
+
 def test_what_is_not_a_clips_fault_stops_the_run(tmp_path: Path) -> None:
     class Local(Videos):
         pass
 
-    for source, kind, says in (
-        (Doomed(8, flags=tmp_path), StellaError, r"workers keep dying .*use fewer workers"),
-        (Faulty(8), RuntimeError, "ZeroDivisionError"),
-        (Local(8), StellaError, "cannot be sent to worker processes"),
+    for source, says in (
+        (Doomed(8, flags=tmp_path), r"workers keep dying .*use fewer workers"),
+        (Local(8), "cannot be sent to worker processes"),
     ):
-        with pytest.raises(kind, match=says):
+        with pytest.raises(StellaError, match=says):
             list(Stream({"a": source}, replace(CONFIG, workers=1, shuffle=False)))
 
 

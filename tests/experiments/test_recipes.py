@@ -1,5 +1,6 @@
 """Every recipe can be read by its name, inherits what it should, and builds."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ SINGLE = [name for name in shipped() if name not in names()]
 PRINTED = json.loads((Path(__file__).parents[1] / "data" / "paper_tables.json").read_text())
 PAPER = ("finetune", "er", "mir", "derpp", "gmed", "cls_er", "lump", "esmer", "stella", "stella_plus", "stella++")
 SMALL = ("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu")
+DEVELOPMENT = 100  # the first seed that is not for tables
 OWN_CLIPS = ("data.path=clips", "data.pixels=96", "data.duration=2.56", "memory.clips=50")
 
 
@@ -43,6 +45,7 @@ def test_a_recipe_explains_itself_and_its_initial_weights_ship(name: str) -> Non
 ON_SCENES = ("tiny", "base-tiny", 800, 240, 64, 6, 71_939_200, 5e-4, 20, "float32", "off")
 BASES = {
     **dict.fromkeys(("scenes", "why", "fast", "scoring"), ON_SCENES),
+    "room": ("tiny", "base-wide", 3200, 960, 64, 6, 36_000_000, 5e-4, 20, "auto", "off"),
     "stella++": ("tiny", "base-tiny", 800, 240, 106, 6, 71_939_200, 5e-4, 20, "auto", "off"),
     "table1": ("small", "base-small", 800, 240, 64, 6, 72_553_600, 5e-4, 20, "auto", "off"),
     "sampling": ("small", "base-small", 800, 240, 64, 6, 72_553_600, 5e-4, 20, "auto", "off"),
@@ -129,8 +132,34 @@ def test_memories_of_the_comparison_are_equal_in_bytes() -> None:
 
 def test_every_comparison_of_the_paper_has_a_recipe() -> None:
     paper = {"audio_selection", "efficiency", "memory_size", "ratios", "sampling", "table1", "temperature"}
-    own = {"why", "scoring", "fast", "codec"}  # studies of our own
+    own = {"why", "scoring", "fast", "codec", "room"}  # studies of our own
     assert set(names()) == paper | {"continual-vs", "continual-as"} | own
+
+
+def test_development_and_tables_share_no_seed_and_no_clips() -> None:
+    """What is chosen is chosen with seeds from 100 on and other clips; what is reported has neither."""
+    development = {"room"}
+    for name in names():
+        recipe, own = load(name), OWN_CLIPS if name.startswith("continual") else ()
+        clips = {config.data.seed for config in runs(name, own).values()}
+        if name in development:
+            assert recipe.first_seed >= DEVELOPMENT and 0 not in clips, name
+        else:
+            assert recipe.first_seed == 0 and clips == {0}, name
+
+
+def test_committed_results_have_the_seeds_of_their_kind() -> None:
+    """Studies of development have development's seeds and clips, tables have others."""
+    development = {"room", "bases"}
+    seen = set()
+    for path in sorted((Path(__file__).parents[2] / "results").rglob("*.csv")):
+        lines = list(csv.DictReader(path.open(encoding="utf-8")))
+        for line in lines if "seed" in lines[0] else []:
+            kind = path.parent.name in development
+            assert (int(line["seed"]) >= DEVELOPMENT) == kind, (path, line)
+            assert not kind or line.get("data_seed", "1") != "0", (path, line)
+            seen.add(kind)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("name", names())

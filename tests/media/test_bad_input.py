@@ -214,7 +214,7 @@ def test_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> None:
 def test_a_track_that_ended_hours_ago_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = endless(tmp_path / "a.mkv", 1.0, sound_until=8)
     read = []
-    monkeypatch.setattr("stella.media.decode._check_time", lambda *_: read.append(1))
+    monkeypatch.setattr("stella.media.decode.check_time", lambda *_: read.append(1))
     assert len(decode(path, Plan(0, 10.24, 4, 48)).audio) == 8 * 16000
     assert len(read) < 100  # packets, of 3600
     assert refused(path, Plan(3000, 10.24, 4, 48)).reason == "no audio in the clip"

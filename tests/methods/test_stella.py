@@ -318,7 +318,7 @@ def test_audio_is_kept_in_whole_time_steps_or_whole_mel_rows(
 
 def test_video_is_kept_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("stella", video="blocks", correlation=False)
-    calls = spy(one, monkeypatch)
+    calls = spy(monkeypatch, one.model)
     one.loss(batch(3))
     for positions in calls[0][1].positions:  # a frame of these clips is one block
         kept = torch.zeros(TOY.patches_v, dtype=torch.bool).scatter(0, positions, True).view(TOY.grid_v)

@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -505,3 +508,60 @@ def test_a_parameter_of_another_precision_is_cast(tmp_path: Path) -> None:
     load_into(path, model)
     assert model.norm.weight.dtype == torch.float64
     assert load_file(path)["backbone.norm.weight"].dtype == torch.bfloat16
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path, bomb = written(tmp_path, release()), tmp_path / "bomb.pth"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as out:
+        for member in whole.infolist():
+            out.writestr(member.filename, whole.read(member))
+        out.writestr("archive/data/999", bytes(1 << 24))
+    for read in (describe, load, lambda p: load_into(p, CAV(TOY))):
+        with pytest.raises(WeightsError, match=r"would unpack to .* torch does not compress"):
+            read(bomb)
+
+
+@pytest.mark.parametrize(
+    ("absurd", "says"),
+    [
+        ({"dim": 3 << 20}, "does not fit its own header"),
+        ({"image_size": 16 << 30}, "a header of absurd sizes"),
+        ({"spec_frames": 16 << 30}, "does not fit its own header"),
+        ({"depth": 1 << 40}, "its header says depth="),
+        ({"dec_depth": 10**9}, "its header says depth="),
+        ({"avm_heads": 5}, "damaged header"),
+        ({"avm_heads": "x"}, "damaged header"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_they_are_built(tmp_path: Path, absurd: dict[str, Any], says: str) -> None:
+    path = tmp_path / "ours.safetensors"
+    save(path, CAV(TOY), AVM(24, 3))
+    header = {"version": 1, "config": dataclasses.asdict(TOY), "avm_heads": 3}
+    for key, value in absurd.items():
+        (header if key == "avm_heads" else header["config"])[key] = value
+    save_file(load_file(path), path, {"stella": json.dumps(header)})
+    with pytest.raises(StellaError, match=says):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: torch.full_like(t, math.nan), "not finite"),
+        (lambda t: torch.full_like(t, 1e300), "not finite in float32"),
+        (lambda t: t.to(torch.int8), r"not of floating-point type: norm\.weight \(torch\.int8\)"),
+        (lambda t: t > 0, "not of floating-point type"),
+        (lambda t: t.to(torch.complex64), "not of floating-point type"),
+    ],
+)
+def test_weights_that_are_no_finite_numbers_are_refused(tmp_path: Path, change: Any, says: str) -> None:
+    path, model = tmp_path / "ours.safetensors", CAV(TOY)
+    save(path, model)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    state = load_file(path)
+    save_file(state | {"backbone.norm.weight": change(state["backbone.norm.weight"])}, path, metadata)
+    before = model.norm.weight.clone()
+    with pytest.raises(WeightsError, match=says):
+        load_into(path, model)
+    assert torch.equal(model.norm.weight, before)

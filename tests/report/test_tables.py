@@ -9,8 +9,9 @@ from helpers.run_files import write_run
 from rich.console import Console
 
 from stella.evaluate.forgetting import mean_accuracy
+from stella.report.page import write_page
 from stella.report.tables import DIRECTIONS, accuracy_table, recall_table, results_table
-from stella.runs.record import ceilings, group, read_run
+from stella.runs.record import ceilings, group, read_run, unlike
 
 METHODS = ("finetune", "derpp", "stella_plus", "multitask")
 
@@ -99,3 +100,18 @@ def test_the_recall_table_has_every_task_and_the_mean(runs: list[Path]) -> None:
     assert float(last[-1]) == pytest.approx(means.mean(), abs=0.06)
     flat = " ".join(text.split())
     assert "all 96 clips as gallery" in flat and "skipped: 3 no audio track" in flat and "chance 5.6" in flat
+
+
+def test_runs_with_unlike_galleries_are_not_ranked(tmp_path: Path) -> None:
+    """Not even runs of one method: the gallery stands beside each."""
+    paths = [write_run(tmp_path / m, m) for m in ("finetune", "stella")]
+    metrics = paths[1] / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"clips": [24, 24, 24, 24]', '"clips": [2, 3, 1, 4]'))
+    records = [read_run(path) for path in paths]
+    assert "galleries of 10 and 96 clips, in which chance differs: they are not ranked" in str(unlike(records))
+    text = shown(results_table(group(records), ceilings(records)))
+    assert re.search(r"Finetune +1 +96 \(5\.6\)", text) and re.search(r"STELLA +1 +10 \(53\.3\)", text)
+    page = write_page(paths, tmp_path / "page.html").read_text()
+    assert "galleries of 10 and 96 clips" in page and 'class="best"' not in page
+    same = [read_run(write_run(tmp_path / f"same{m}", m)) for m in ("finetune", "stella")]
+    assert "the 96 evaluation clips" in " ".join(shown(results_table(group(same), ceilings(same))).split())

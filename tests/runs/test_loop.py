@@ -453,6 +453,7 @@ def test_what_no_result_depends_on_may_change_also_in_a_recipe(
     changes = {
         "stream.workers": "2",
         "stream.time_limit": "30.0",
+        "stream.worker_gb": "3.0",
         "data.cache": "off",
         "train.checkpoint_minutes": "0.0",
         "train.keep_checkpoints": "1",

@@ -1,15 +1,23 @@
 """The configuration of a run, and the machine it finds itself on."""
 
+import io
+from pathlib import Path
+
 import pytest
 import torch
-from helpers.small import quick
+from helpers.small import quick, use_tasks
+from rich.console import Console
 
 from stella.config import build, resolve, to_tree
-from stella.errors import ConfigError
-from stella.runs.config import RunConfig, model_config, settle
+from stella.data.folder import FolderConfig
+from stella.errors import ConfigError, StellaError
+from stella.runs.config import RunConfig, machine, model_config, settle
 from stella.runs.environment import environment
+from stella.runs.folder import RunFolder
+from stella.runs.loop import pretrain
 from stella.train.config import TrainConfig
 from stella.train.device import runtime
+from stella.train.trainer import Trainer
 
 
 def test_sizes_come_from_the_data_and_the_stream_follows() -> None:
@@ -37,11 +45,11 @@ def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() ->
         ("model.preset=huge", r"unknown model 'huge'"),
         ("model.image_size=50", r"image_size=50 must be a positive multiple"),
         ("objective.mask_ratio=1.5", r"mask_ratio=1\.5 must lie between 0 and 1"),
-        ("objective.mask_ratio=nan", r"mask_ratio=nan must lie between 0 and 1"),
+        ("objective.mask_ratio=nan", r"mask_ratio must be a finite number, not nan"),
         ("objective.tau=0", r"tau=0\.0 above 0"),
         ("evaluate.batch=0", r"evaluate\.batch=0 must be at least 1"),
         ("seed=-1", r"seed=-1 must be at least 0"),
-        ("seed=99999999999999999999", r"seed=99999999999999999999 .* below 2\^63"),
+        ("seed=99999999999999999999", r"seed must be an integer of at most 63 bits, not 99999999999999999999"),
     ],
 )
 def test_what_cannot_be_is_told(override: str, told: str) -> None:
@@ -70,11 +78,74 @@ def test_the_papers_settings_are_the_defaults() -> None:
 
 
 def test_a_cpu_computes_in_float32_as_written() -> None:
-    machine = runtime("cpu", "auto", "auto")
-    assert (machine.device.type, machine.autocast_to, machine.compile, machine.remark) == ("cpu", None, False, "")
-    with machine.autocast():
+    here = runtime("cpu", "auto", "auto")
+    assert (here.device.type, here.autocast_to, here.compile, here.remark) == ("cpu", None, False, "")
+    with here.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     with pytest.raises(ConfigError, match="needs a GPU"):
         runtime("cpu", "bfloat16")
-    assert machine.peak_bytes() > 50_000_000
-    assert environment(machine)["precision"] == "float32"
+    assert here.peak_bytes() > 50_000_000
+    assert environment(here)["precision"] == "float32"
+
+
+HUGE = "9" * 400
+NUMBERS = {
+    "train.lr=1e400": "train.lr must be a finite number, not inf",
+    "train.lr=nan": "train.lr must be a finite number, not nan",
+    f"train.lr={HUGE}": "train.lr must be a finite number, not 999",
+    "train.weight_decay=inf": "train.weight_decay must be a finite number",
+    "train.checkpoint_minutes=nan": "train.checkpoint_minutes must be a finite number",
+    "stream.time_limit=nan": "stream.time_limit must be a finite number",
+    "stream.most_bad=nan": "stream.most_bad must be a finite number",
+    "stream.worker_gb=0": "stream.worker_gb=0.0 must be above 0",
+    "stream.workers=100000": "stream.workers=100000 must be at most 1000",
+    f"stream.batch_size={HUGE}": "stream.batch_size must be an integer of at most 63 bits",
+    f"memory.clips={HUGE}": "memory.clips must be an integer of at most 63 bits",
+    f"seed=-{HUGE}": "seed must be an integer of at most 63 bits",
+    f"data.clips={'9' * 5000}": "data.clips must be an integer",
+    "objective.tau=nan": "objective.tau must be a finite number",
+    f"train.device=cuda:{'9' * 30}": "is none of auto, cpu, cuda and cuda:0",
+    "train.device=cuda:999": "no GPU is available|the last GPU is",
+}
+
+
+@pytest.mark.parametrize("override", NUMBERS)
+def test_numbers_that_make_no_sense_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=NUMBERS[override]) as caught:
+        machine(resolve(RunConfig, None, [override]).train)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e300", "1e5"])
+@pytest.mark.parametrize("key", ["duration", "pixels", "frames", "span"])
+def test_clips_of_impossible_sizes_are_refused(key: str, value: str, tmp_path: Path) -> None:
+    if key == "span" and value.startswith("1e"):  # it may be longer than the clip
+        value = "-1e5"
+    with pytest.raises(ConfigError, match=rf"data\.{key}"):
+        resolve(RunConfig, None, ["data.source=folder", f"data.path={tmp_path}", f"data.{key}={value}"])
+
+
+@pytest.mark.parametrize("name", ["2024", "2024-01-01", "007", "-5"])
+def test_a_folder_may_be_named_like_a_number(name: str) -> None:
+    data = resolve(RunConfig, None, ["data.source=folder", f"data.path={name}"]).data
+    assert isinstance(data, FolderConfig) and data.path == name
+
+
+def test_a_run_that_ends_with_weights_that_are_not_finite_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tasks(monkeypatch)
+    config = quick("finetune")
+    plain = Trainer.advance
+
+    def advance(self: Trainer) -> bool:
+        if not plain(self):
+            return False
+        if self.counters.step == 9:  # the last: no loss tells of it any more
+            next(self.method.parameters()).data[0] = float("inf")
+        return True
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    with pytest.raises(StellaError, match="the weights of this run are not finite, so it is no success"):
+        pretrain(config, tmp_path, console=Console(file=io.StringIO()))
+    assert not RunFolder(tmp_path).weights.exists() and RunFolder(tmp_path).end is None

@@ -1,0 +1,121 @@
+"""A fault campaign: `make faults`, or python -m benchmarks.faults [--quick] [--out FOLDER].
+
+Intact files of many codecs and containers, thousands of mutated ones, kills, full disks, damaged checkpoints, weights
+and stored clips, hostile archives. Prints the counts by outcome, writes them to FOLDER/outcomes.csv, and ends with
+status 1 if anything was lost, hung, crashed, or silently replaced in strict mode beyond the stated share.
+"""
+
+import argparse
+import csv
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.faults import kills, media, records
+from stella.runs.environment import environment, provenance
+from stella.train.device import runtime
+
+Row = tuple[str, str, str, str]  # part, kind, disturbance, outcome
+MOST_WRONG = 0.01  # share of mutated files that are shown wrongly in strict mode
+
+
+def measured(root: Path, count: int, processes: int) -> Iterable[Row]:
+    intact = root / "intact"
+    intact.mkdir()
+    jobs = media.jobs_intact(media.write_intact(intact))
+    for job, outcome in media.outcomes(jobs, processes):
+        yield "intact, strict" if job.strict else "intact, lenient", job.kind, "", outcome
+    for job, outcome in media.outcomes(media.jobs_mutated(intact, count), processes):
+        yield "mutated, strict" if job.strict else "mutated, lenient", job.kind, job.change, outcome
+
+
+def campaign(root: Path, quick: bool, processes: int) -> Iterable[Row]:
+    few = 10 if quick else 1
+    for name in ("kills", "full", "records", "hostile", "checkpoints"):
+        (root / name).mkdir()
+    counts = {"run": 45, "folder run with workers": 15, "prepare": 25, "pack": 25}
+    for row in kills.kills(root / "kills", {name: -(-n // few) for name, n in counts.items()}, 0):
+        yield "kills", *row
+    for row in kills.full_disks(root / "full", 12 // min(few, 4), 0):
+        yield "full disk", *row
+    victim = kills.victims(root / "checkpoints")["run"]
+    for row in records.checkpoints(_stopped(victim, root), victim, root / "checkpoints", 24 // few):
+        yield "checkpoints", *row
+    for row in records.weight_files(root / "records", 400 // few):
+        yield "weights", *row
+    for row in records.stored_clips(root / "records", 124 // few):
+        yield "stored clips", *row
+    for row in records.hostile(root / "hostile"):
+        yield "hostile", *row
+    yield from measured(root, 5000 // (25 if quick else 1), processes)
+
+
+def _stopped(victim: kills.Victim, root: Path) -> Path:
+    """A run that was stopped when it had two checkpoints and steps to go."""
+    for attempt in range(20):
+        out = root / "checkpoints" / f"stopped-{attempt}"
+        pid = kills.forked(victim, out)
+        while len(list((out / "checkpoints").glob("*.pt"))) < 2:
+            time.sleep(0.005)
+        os.kill(pid, signal.SIGTERM)
+        status, _ = kills.ended(pid)
+        if status == 128 + signal.SIGTERM and len(list((out / "checkpoints").glob("*.pt"))) == 2:
+            return out
+    raise SystemExit("the run cannot be stopped between two checkpoints")
+
+
+def bad(counts: Counter[Row]) -> list[str]:
+    """What must not happen."""
+    by_part: Counter[tuple[str, str]] = Counter()
+    for (part, _, _, outcome), count in counts.items():
+        by_part[part, outcome.partition(" (")[0]] += count
+    never = ("different", "hung", "failed", "another clip", "opened", "died", "error", "crashed", "ended", "answered")
+    found = [f"{part}: {outcome} × {count}" for (part, outcome), count in by_part.items() if outcome.startswith(never)]
+    mutated = sum(count for (part, _), count in by_part.items() if part == "mutated, strict")
+    wrong = sum(by_part["mutated, strict", outcome] for outcome in ("grey", "gross", "gross sound", "other size"))
+    if wrong > MOST_WRONG * mutated:
+        found.append(f"{wrong} of {mutated} mutated files are shown wrongly in strict mode")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--out", type=Path, default=Path("results/faults"))
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    began, counts = time.monotonic(), Counter[Row]()
+    with tempfile.TemporaryDirectory() as folder:
+        for row in campaign(Path(folder), given.quick, given.processes):
+            counts[row] += 1
+            if sum(counts.values()) % 200 == 0:
+                print(f"{time.monotonic() - began:6.0f} s  {sum(counts.values())} cases", flush=True)
+    facts = provenance(environment(runtime("cpu")))
+    given.out.mkdir(parents=True, exist_ok=True)
+    with (given.out / "outcomes.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["part", "kind", "disturbance", "outcome", "count", *facts])
+        for row, count in sorted(counts.items()):
+            table.writerow([*row, count, *facts.values()])
+    for (part, outcome), count in sorted(Counter(_brief(counts)).items()):
+        print(f"{part:20} {outcome:45} {count}")
+    problems = bad(counts)
+    print(*problems or ["nothing lost, nothing hung, nothing silently replaced beyond the stated share"], sep="\n")
+    print(f"{sum(counts.values())} cases, {time.monotonic() - began:.0f} s")
+    sys.exit(bool(problems))
+
+
+def _brief(counts: Counter[Row]) -> Counter[tuple[str, str]]:
+    brief: Counter[tuple[str, str]] = Counter()
+    for (part, _, _, outcome), count in counts.items():
+        brief[part, outcome] += count
+    return brief
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Methods of the development study in results/room: STELLA and DER++ with one thing changed, and a memory of patches.
+
+They are not methods of the package. `register` adds them for this process.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stella import losses, selection
+from stella.clip import Batch
+from stella.memory import Column
+from stella.methods import METHODS
+from stella.methods.base import Losses, clip_rows, joined, output_rows
+from stella.methods.derpp import DERpp, stored_penalty
+from stella.methods.stella import AUDIO_RULES, STELLA, Scores, STELLAConfig
+from stella.methods.stella_plus import STELLAPlus
+from stella.model.avm import Scored, score
+from stella.model.cav import CAVConfig, Patches, Split
+
+
+def draw_blocks(importance: Tensor, pruned: Tensor, noise: Tensor, grid: tuple[int, int, int], size: int = 2) -> Tensor:
+    """Video by blocks of size × size patches of a frame, drawn ∝ mean importance, pruned patches last."""
+    frames, rows, columns = grid
+    importance, across = selection._positive(importance), columns // size
+    by_block = importance.view(-1, frames, rows // size, size, across, size).mean((3, 5)).flatten(1)
+    drawn = selection._race(by_block, noise).argsort(dim=1, descending=True, stable=True)
+    at = torch.arange(frames * rows * columns, device=importance.device)
+    row = at // columns % rows // size
+    block = (at // (rows * columns) * (rows // size) + row) * across + at % columns // size
+    return selection._order(drawn.argsort(dim=1).int().gather(1, block.expand(importance.shape)), pruned, importance)
+
+
+class Blocks(STELLA):
+    """STELLA that selects video patches in blocks of 2×2."""
+
+    def select(self, a: Patches, v: Patches, scores: Scores) -> tuple[Patches, Patches]:
+        draw, c = self.generators["select"], self.model.config
+        rule = AUDIO_RULES[self.config.audio]
+        order_a = rule(scores.importance_a, scores.correlation_a, draw, c.grid_a[1], self.config.chunk)
+        pruned = selection.prune(scores.correlation_v, selection.uniform(*scores.importance_v.shape, generator=draw))
+        noise = selection.uniform(len(pruned), c.patches_v // 4, generator=draw)
+        order_v = draw_blocks(scores.importance_v, pruned, noise, c.grid_v)
+        return a.take(order_a[:, : self.kappa_a]), v.take(order_v[:, : self.kappa_v])
+
+
+class BlocksPlus(Blocks, STELLAPlus):
+    """STELLA+ that selects video patches in blocks of 2×2."""
+
+
+class Frozen(STELLA):
+    """STELLA whose matching module stays as the initial weights have it."""
+
+    def matching(self, scored: Scored) -> Tensor:
+        return scored.x_a.new_zeros((), dtype=torch.float32)
+
+
+class Whole(STELLA):
+    """STELLA that drops no patch: a subclass says what the selection decides."""
+
+    def loss(self, batch: Batch) -> Losses:
+        a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
+        drawn = self.draw(batch)
+        scored = score(self.model, self.avm, a, v, self.config.score_every)
+        now, matching = self.scores(scored, drawn), self.matching(scored)
+        both = now
+        if drawn is not None:
+            a = Patches.cat([a, self.model.patches_a(drawn["audio"])])
+            v = Patches.cat([v, self.model.patches_v(drawn["video"])])
+            both = Scores(**{name: joined(each, drawn, name) for name, each in vars(now).items()})
+        draw, rule = self.generators["select"], AUDIO_RULES[self.config.audio]
+        num_freq = self.model.config.grid_a[1]
+        order_a = rule(both.importance_a, both.correlation_a, draw, num_freq, self.config.chunk)
+        order_v = selection.select_patches(both.importance_v, both.correlation_v, draw)
+        splits = self.split(order_a, self.kappa_a), self.split(order_v, self.kappa_v)
+        out = self.model.pretrain(a, v, *splits)
+        parts = self.parts(out) | {"penalty": self.config.alpha * stored_penalty(out, drawn), "avm": matching}
+        return Losses(parts, output_rows(out, batch) | clip_rows(batch) | vars(now))
+
+    def split(self, order: Tensor, kappa: int) -> Split:
+        raise NotImplementedError
+
+    def visible(self, length: int) -> int:
+        return selection.visible(length, self.objective.mask_ratio)
+
+
+class SeeChosen(Whole):
+    """Visible patches among the κ selected; all others are reconstructed."""
+
+    def split(self, order: Tensor, kappa: int) -> Split:
+        noise = selection.uniform(*order.shape, generator=self.generators["mask"])
+        dropped = torch.ones_like(noise).scatter(1, order[:, :kappa], 0.0)
+        return Split(*selection.random_mask(noise + 2 * dropped, self.visible(order.shape[1])))
+
+
+class TargetChosen(Whole):
+    """Visible patches at random; only selected ones are reconstructed, as many as STELLA reconstructs."""
+
+    def split(self, order: Tensor, kappa: int) -> Split:
+        length = order.shape[1]
+        count = self.visible(length)
+        noise = selection.uniform(*order.shape, generator=self.generators["mask"])
+        seen = noise.argsort(dim=1, stable=True)[:, :count]
+        place = order.argsort(dim=1).scatter(1, seen, length)  # visible patches last
+        return Split(seen, place.argsort(dim=1, stable=True)[:, : kappa - count])
+
+
+@dataclass(frozen=True)
+class PatchMemoryConfig(STELLAConfig):
+    rule: Literal["random", "importance", "block"] = "random"
+
+
+class PatchMemory(STELLAPlus):
+    """ER on whole current clips whose memory stores κ patches of a clip: no penalty, no pruning, no stored outputs."""
+
+    Config = PatchMemoryConfig
+    config: PatchMemoryConfig
+
+    @classmethod
+    def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column]:
+        stored = super().columns(model, config)
+        return {name: column for name, column in stored.items() if name.startswith(("patches", "positions"))}
+
+    def loss(self, batch: Batch) -> Losses:
+        a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
+        drawn = self.draw(batch)
+        kept_a, kept_v, parts = self.keep(a, v)
+        outs = [self.pretrain(a, v)]
+        if drawn is not None:
+            patches = [Patches(drawn[f"patches_{of}"], drawn[f"positions_{of}"].long()) for of in "av"]
+            outs.append(self.pretrain(*patches))
+        recon = [self.recon_parts(out) for out in outs]
+        parts |= {name: torch.cat([each[name] for each in recon]).mean() for name in recon[0]}
+        z_a, z_v = torch.cat([out.z_a for out in outs]), torch.cat([out.z_v for out in outs])
+        parts |= {"contrastive": self.contrastive_part(z_a, z_v).mean()}
+        rows = {"patches_a": kept_a.values, "positions_a": kept_a.positions}
+        return Losses(parts, rows | {"patches_v": kept_v.values, "positions_v": kept_v.positions})
+
+    def keep(self, a: Patches, v: Patches) -> tuple[Patches, Patches, dict[str, Tensor]]:
+        """The patches to store, and the matching loss where a rule needs the matching module."""
+        if self.config.rule == "random":
+            draw, kept = self.generators["select"], []
+            for patches, kappa in ((a, self.kappa_a), (v, self.kappa_v)):
+                order = selection.random_order(selection.uniform(*patches.positions.shape, generator=draw))
+                kept.append(patches.take(order[:, :kappa]))
+            return kept[0], kept[1], {}
+        scored = score(self.model, self.avm, a, v)
+        scores, matching = self.scores(scored, None), self.matching(scored)
+        select = Blocks.select if self.config.rule == "block" else STELLA.select
+        return *select(self, a, v, scores), {"avm": matching}  # type: ignore[arg-type]
+
+
+class SameMask(DERpp):
+    """DER++ whose penalty compares outputs of the same visible patches: memory stores which were visible."""
+
+    @classmethod
+    def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column]:
+        counts = {"seen_a": selection.visible(model.patches_a, 0.8), "seen_v": selection.visible(model.patches_v, 0.8)}
+        return super().columns(model, config) | {name: Column(torch.int16, (n,)) for name, n in counts.items()}
+
+    def loss(self, batch: Batch) -> Losses:
+        a, v, drawn = self.with_memory(batch)
+        split_a, split_v = self.splits(a, v)
+        out, now, model = self.model.pretrain(a, v, split_a, split_v), len(batch), self.model
+        penalty = out.z_a.new_zeros(())
+        if drawn is not None:
+            then_a, then_v = a[now:].take(drawn["seen_a"].long()), v[now:].take(drawn["seen_v"].long())
+            z_a = model.pool(model.fuse_a(model.encode_a(then_a), then_a.positions))
+            z_v = model.pool(model.fuse_v(model.encode_v(then_v), then_v.positions))
+            distance = losses.feature_penalty(z_a, drawn["z_a"]) + losses.feature_penalty(z_v, drawn["z_v"])
+            penalty = distance.mean()
+        seen = {"seen_a": split_a.visible[:now], "seen_v": split_v.visible[:now]}
+        parts = self.parts(out) | {"penalty": self.config.alpha * penalty}
+        return Losses(parts, clip_rows(batch) | output_rows(out, batch) | seen)
+
+
+def register() -> None:
+    METHODS.update(
+        stella_blocks=Blocks,
+        stella_plus_blocks=BlocksPlus,
+        stella_frozen=Frozen,
+        see_chosen=SeeChosen,
+        target_chosen=TargetChosen,
+        patch_memory=PatchMemory,
+        derpp_same_mask=SameMask,
+    )

@@ -1,0 +1,124 @@
+"""Workers that take too much memory, stop, or are stopped: the pool goes on, and the parent never waits for ever."""
+
+import os
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stella.data import workers
+from stella.data.workers import Done, Pool
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers forked from this process start at once; `test_stream` uses the real ones."""
+    monkeypatch.setattr(workers, "START_METHOD", "fork")
+
+
+def allocate(megabytes: int, tick: Any) -> str:
+    tick(0)
+    try:
+        return f"{np.ones(megabytes << 20, np.uint8).nbytes >> 20}"
+    except MemoryError:
+        return "too much"
+
+
+def state(_: object, tick: Any) -> tuple[int, str]:
+    return os.getpid(), Path("/proc/self/oom_score_adj").read_text().strip()
+
+
+def results(pool: Pool, jobs: list[Any]) -> list[Any]:
+    for key, job in enumerate(jobs):
+        pool.submit(key, job)
+    found = {}
+    while pool.running:
+        event = pool.wait()
+        found[event.key] = event.result if isinstance(event, Done) else event
+    return [found[key] for key in range(len(jobs))]
+
+
+def test_a_worker_may_take_so_much_memory_and_no_more() -> None:
+    with closing(Pool(allocate, 1, 4, 10, gigabytes=0.1)) as pool:
+        assert results(pool, [60, 200, 50]) == ["60", "too much", "50"]
+    assert allocate(200, lambda _: None) == "200"  # the parent is not limited
+
+
+def test_the_system_ends_workers_first() -> None:
+    with closing(Pool(state, 1, 2, 10)) as pool:
+        [(_, score)] = results(pool, [None])
+    assert score == "1000" and int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+
+
+def stop_once(flag: Path, tick: Any) -> str:
+    """Stops itself, as a signal from outside would, in a job and not at an item."""
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return "done"
+
+
+def test_a_stopped_worker_is_replaced_and_its_jobs_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SILENCE", 0.5)
+    began = time.monotonic()
+    with closing(Pool(stop_once, 1, 3, time_limit=100)) as pool:
+        assert results(pool, [tmp_path / "a", tmp_path / "b", tmp_path / "b"]) == ["done"] * 3
+        idle = pool._workers[0].process.pid
+        os.kill(idle, signal.SIGSTOP)  # it waits for a job
+        assert results(pool, [tmp_path / "a"]) == ["done"] and pool._workers[0].process.pid != idle
+    assert time.monotonic() - began < 6
+
+
+class Slow:
+    """A result that takes the worker's help to unpack, as tensors in shared memory do: the worker stops first."""
+
+    def __reduce__(self) -> Any:
+        return _ask_the_worker, (os.getpid(),)
+
+
+def _ask_the_worker(pid: int) -> str:
+    os.kill(pid, signal.SIGSTOP)
+    while alive(pid):
+        time.sleep(0.01)
+    raise EOFError
+
+
+def answer(flag: Path, tick: Any) -> Any:
+    if flag.exists():
+        return "done"
+    flag.touch()
+    return Slow()
+
+
+def test_a_worker_that_stops_while_it_answers_does_not_hang_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SILENCE", 0.5)
+    with closing(Pool(answer, 1, 1, time_limit=100)) as pool:
+        assert results(pool, [tmp_path / "flag"]) == ["done"]
+
+
+def test_a_stopped_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    if not (parent := os.fork()):
+        pool = Pool(state, 1, 1, 10)
+        [(worker, _)] = results(pool, [None])
+        os.kill(worker, signal.SIGSTOP)
+        pids.write_text(str(worker))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    deadline = time.monotonic() + 5
+    while alive(int(pids.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

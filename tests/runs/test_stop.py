@@ -1,0 +1,133 @@
+"""A stop is answered in time, whatever the run is doing, and the run goes on from there."""
+
+import io
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.noise import Noise
+from helpers.small import outcome, quick, same, use_tasks
+from rich.console import Console
+
+from stella.clip import Clip
+from stella.data import chunk, workers
+from stella.errors import StellaError
+from stella.methods import METHODS
+from stella.runs import loop, stop
+from stella.runs.loop import pretrain, resume
+from stella.train.checkpoint import Checkpoints
+
+QUIET = Console(file=io.StringIO())
+
+
+class Files:
+    """Clips that are read one by one, as from files; the given one asks for a stop and then hangs."""
+
+    def __init__(self, seed: int, length: int, hanging: int | None = None) -> None:
+        self.noise, self.hanging = Noise(seed, length), hanging
+
+    def __len__(self) -> int:
+        return len(self.noise)
+
+    def __getitem__(self, index: int) -> Clip:
+        if index == self.hanging:
+            hang()
+        return self.noise[index]
+
+
+def hang(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(100)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "PATIENCE", 0.3)
+
+
+def tasks(hanging: int | None = None) -> list[tuple[str, Any]]:
+    return [("one", Files(0, 10)), ("two", Files(1, 23, hanging))]
+
+
+def stopped(run: Path) -> None:
+    began = time.monotonic()
+    result = pretrain(quick("er", "stream.shuffle=false"), run, console=QUIET)
+    assert (result.finished, result.exit_code) == (False, 143) and time.monotonic() - began < 10
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stop_does_not_wait_for_a_file_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch, tasks())
+    pretrain(quick("er", "stream.shuffle=false"), tmp_path / "whole", console=QUIET)
+    use_tasks(monkeypatch, tasks(hanging=18))
+    stopped(tmp_path / "run")
+    state = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert state is not None and state["trainer"]["counters"]["step"] > 3  # of the moment, not of the last task
+    use_tasks(monkeypatch, tasks())
+    assert resume(tmp_path / "run", console=QUIET).finished
+    assert same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", ["a step", "a start"])
+def test_a_stop_does_not_wait_for_work_that_hangs(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tasks(monkeypatch)
+    with monkeypatch.context() as patch:
+        owner, name = (METHODS["er"], "loss") if place == "a step" else (loop, "build_method")
+        patch.setattr(owner, name, hang)
+        stopped(tmp_path / "run")
+    again = (lambda: resume(tmp_path / "run", console=QUIET)) if place == "a step" else None
+    assert (
+        again() if again else pretrain(quick("er", "stream.shuffle=false"), tmp_path / "run", console=QUIET)
+    ).finished
+
+
+@pytest.mark.parametrize("error", [StellaError("a worker process could not start"), EOFError(), BrokenPipeError()])
+def test_workers_that_end_by_the_same_signal_are_part_of_the_stop(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal sends a signal to all processes: a pool that starts then fails in any way."""
+    use_tasks(monkeypatch, tasks())
+
+    def fail(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise error
+
+    monkeypatch.setattr(chunk, "Pool", fail)
+    result = pretrain(quick("er", "stream.workers=1"), tmp_path, console=QUIET)
+    assert (result.finished, result.exit_code) == (False, 143)
+
+
+def test_what_is_being_written_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "PATIENCE", 0.1)
+    use_tasks(monkeypatch)
+    plain = Checkpoints.save
+
+    def slow(self: Checkpoints, *args: Any) -> Path:
+        os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            time.sleep(0.01)
+        return plain(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", slow)
+        stopped(tmp_path)
+    assert Checkpoints(tmp_path / "checkpoints").load() is not None
+
+
+def test_workers_are_left_alone_by_a_run_that_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that does not end, as one that waits for a dead disk, is not waited for."""
+    monkeypatch.setattr(workers, "START_METHOD", "fork")
+    pool = workers.Pool(_nothing, 2, 1, 10)
+    joined: list[float | None] = []
+    monkeypatch.setattr(type(pool._workers[0].process), "join", lambda self, timeout=None: joined.append(timeout))
+    pool.close()
+    assert joined == [5, 5]
+
+
+def _nothing(job: Any, tick: Any) -> None:
+    pass
