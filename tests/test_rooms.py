@@ -34,6 +34,7 @@ ROOMS = (
     "runs",
     "embed",
     "search",
+    "transfer",
     "bench",
     "report",
     "experiments",
