@@ -10,7 +10,7 @@ from stella.errors import StellaError
 from stella.evaluate.retrieval import DIRECTIONS, KS
 from stella.files import Line, lock, read_json, read_lines, write_text
 from stella.runs.environment import provenance
-from stella.runs.folder import RunFolder
+from stella.runs.folder import RunFolder, runs_below
 from stella.runs.record import Spread
 
 FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
@@ -26,8 +26,8 @@ def collect(folder: Path | str) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / "results.lock", wait=True):
-        found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
-        rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found if run.end is not None]
+        found = [run for run in runs_below(folder) if run.end is not None]
+        rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found]
         write_text(folder / "results.csv", to_csv(rows))
     return folder / "results.csv"
 

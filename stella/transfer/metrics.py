@@ -1,7 +1,7 @@
 """The benchmarks' metrics, as their own code defines them, but exact: a figure never depends on the batch size.
 
-AVSBench's code averages batch means, which weighs a short last batch too much. `mean_iou` and `f_measure` give the exact
-figure; with `batch` they give what that code prints for batches of that many pictures. All results are in percent.
+AVSBench's code averages batch means, which weighs a short last batch too much. `mean_iou` and `f_measure` give the
+exact figure; with `batch` they give what that code prints for batches of that many pictures. Results are in percent.
 """
 
 from collections.abc import Callable, Iterator
@@ -100,7 +100,9 @@ def ciou(maps: Tensor, target: Tensor, adaptive: bool = False) -> Tensor:
     """
     scores, true = maps.flatten(1), target.flatten(1).double()
     size = scores.shape[1]
-    area = (true > 0).sum(1).clamp_min(1) if adaptive else torch.full((len(true),), size - size // 2, device=true.device)
+    area = (
+        (true > 0).sum(1).clamp_min(1) if adaptive else torch.full((len(true),), size - size // 2, device=true.device)
+    )
     least = scores.sort(1, descending=True).values.gather(1, area[:, None] - 1)
     predicted = scores >= least
     outside = (predicted & (true == 0)).sum(1)

@@ -1,6 +1,7 @@
 """Metrics against naive versions, in plain loops, and against hand-made cases."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_ciou_by_hand() -> None:
     assert found["ciou"] == 75 and found["mean_ciou"] == 62.5
     # Shares: 1 at threshold 0, then 3/4 up to 0.5 (>=), then 1/2.
     shares = [1.0] + [0.75] * 10 + [0.5] * 10
-    area = sum((a + b) / 2 * 0.05 for a, b in zip(shares, shares[1:], strict=False))
+    area = sum((a + b) / 2 * 0.05 for a, b in pairwise(shares))
     assert found["auc"] == pytest.approx(100 * area)
 
 
