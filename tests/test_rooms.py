@@ -85,6 +85,7 @@ BLOCKED = (
     "ray",
     "kaldi_native_fbank",
     "huggingface_hub",
+    "h5py",
 )
 
 SCRIPT = f"""

@@ -18,7 +18,7 @@ def classifier(dim: int, classes: int, probe: bool = False) -> nn.Module:
     """
     wide = 2 * dim
     if probe:
-        return nn.Linear(wide, classes).apply(init_linear)
+        return nn.Linear(wide, classes)
     layers = (
         *(nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, wide)),
         *(nn.LayerNorm(wide), nn.GELU(), nn.Linear(wide, classes)),

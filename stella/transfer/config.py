@@ -86,8 +86,13 @@ _SCENES: dict[str, Any] = {"data": {"clips": 200, "eval_clips": 60}, "stream": {
 SCENES: dict[str, dict[str, Any]] = {
     "retrieval": {"data": {"clips": 1600, "eval_clips": 240}, "train": {"lr": 5e-4}},
     "classify": {"stream": {"epochs": 40}, "train": {"lr": 1e-3}},
-    "segment": {"head": {"mask_frames": 1}, "data": {"clips": 100, "eval_clips": 40}, "train": {"lr": 2e-3}},
-    "events": {"data": {"clips": 60, "eval_clips": 20}, "stream": {"batch_size": 48}},
+    "segment": {
+        "head": {"mask_frames": 1},
+        "data": {"clips": 80, "eval_clips": 20},
+        "stream": {"epochs": 12, "batch_size": 16},
+        "train": {"lr": 1e-3},
+    },
+    "events": {"data": {"clips": 60, "eval_clips": 20}, "stream": {"batch_size": 48}, "train": {"lr": 5e-3}},
     "localise": {"data": {"clips": 60, "eval_clips": 60}},
     "matching": {"train": {"lr": 1e-3}},
 }
