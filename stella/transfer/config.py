@@ -1,17 +1,19 @@
 """The configuration of a downstream run. The defaults of each task are the paper's (Tab. 6)."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, lay, merged
+from stella.config import build, lay, merged, to_tree
 from stella.data.config import DataConfig
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError
 from stella.model.cav import CAVConfig
+from stella.rng import seed_for
 from stella.runs.config import FREE, EvaluateConfig
 from stella.train.config import TrainConfig
 from stella.transfer.base import Options
@@ -36,6 +38,7 @@ class TransferConfig:
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     head: Options = field(default_factory=Options)
     warmup_epochs: int = 0
+    features: str | None = None  # folder of a frozen backbone's features, shared by runs; none: the run's own
     views: int = 1  # augmented versions of each clip that a frozen backbone sees, one for each epoch in turn
     data: DataConfig = field(default_factory=ScenesConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -125,6 +128,14 @@ def settle(config: TransferConfig, model: CAVConfig, digest: str) -> TransferCon
         workers=max(config.data.least_workers, config.stream.workers),
     )
     return replace(config, stream=stream, weights=replace(config.weights, digest=digest))
+
+
+def features_key(config: TransferConfig, part: str) -> str:
+    """A name for what the features of a part depend on."""
+    s, own = config.stream, config.views if part == "train" else 1
+    drawn = config.seed if s.augment or not config.weights.digest else None  # crops, or random weights
+    facts = [config.task, to_tree(config.weights), to_tree(config.data), s.size, s.spec_frames, s.augment, own, drawn]
+    return f"{config.task}-{part}-{seed_for(json.dumps(facts)):016x}"
 
 
 def run_name(config: TransferConfig) -> str:

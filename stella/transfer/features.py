@@ -95,20 +95,22 @@ def tabulate(
     device: torch.device,
     views: int = 1,
     folder: Path | None = None,
+    keep: bool = False,
 ) -> Table:
     """The columns of all batches, computed without gradient; `most` is the largest number of rows.
 
-    Columns of more than `IN_MEMORY` bytes are memory-mapped files in `folder`, which a resumed run finds again.
+    Columns of more than `IN_MEMORY` bytes, or all with `keep`, are memory-mapped files in `folder`, to be found again.
     """
     if folder is not None and (folder / "table.json").exists():
         return _reopened(folder, device, views)
+    limit = -1 if keep else IN_MEMORY
     writers: dict[str, Tensor] = {}
     filled = 0
     with torch.no_grad():
         for batch in batches:
             made = {name: _narrow(column) for name, column in columns_of(batch).items()}
             if not writers:
-                writers = _allocated(made, most, folder)
+                writers = _allocated(made, most, folder, limit)
             for name, column in made.items():
                 writers[name][filled : filled + len(batch)] = column
             filled += len(batch)
@@ -122,10 +124,10 @@ def _narrow(column: Tensor) -> Tensor:
     return column.to("cpu", torch.float16 if column.is_floating_point() else column.dtype)
 
 
-def _allocated(first: Mapping[str, Tensor], most: int, folder: Path | None) -> dict[str, Tensor]:
+def _allocated(first: Mapping[str, Tensor], most: int, folder: Path | None, limit: int) -> dict[str, Tensor]:
     shapes = {name: (most, *column.shape[1:]) for name, column in first.items()}
     total = sum(prod(shapes[name]) * column.element_size() for name, column in first.items())
-    if folder is None or total <= IN_MEMORY:
+    if folder is None or total <= limit:
         return {name: torch.empty(shapes[name], dtype=column.dtype) for name, column in first.items()}
     folder.mkdir(parents=True, exist_ok=True)
     return {name: _mapped(folder / f"{name}.bin", shapes[name], column.dtype) for name, column in first.items()}

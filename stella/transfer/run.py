@@ -6,6 +6,7 @@ Which epoch was best follows from metrics.jsonl, so that it needs no state of it
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
 from stella.errors import ConfigError, StellaError
-from stella.files import Line, Lines, explain_full_disk, read_lines, write_bytes, write_json
+from stella.files import Line, Lines, explain_full_disk, lock, read_lines, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.runs.config import machine
@@ -33,7 +34,7 @@ from stella.train.trainer import Trainer
 from stella.transfer import localise
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
-from stella.transfer.config import FREE, TransferConfig, settle
+from stella.transfer.config import FREE, TransferConfig, features_key, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
 from stella.transfer.tasks import TASKS
 from stella.transfer.weights import open_weights
@@ -81,6 +82,7 @@ def resume(run: Path | str, values: Iterable[str] = (), console: Console | None 
 
 def _check_unchanged(folder: RunFolder, config: TransferConfig) -> None:
     old, new = folder.read_config(), to_tree(config)
+    old["features"] = new["features"]
     for key in FREE:
         table, name = key.split(".")
         old.get(table, {}).pop(name, None)
@@ -139,9 +141,14 @@ class TransferRun(Training):
                 with self.machine.autocast():
                     return self.task.columns_of(batch, source)
 
-            with self.stop.at_once():
-                folder = self.folder.root / "features" / part
-                table = tabulate(columns, batches, len(source) * views, self.machine.device, views, folder)
+            shared = config.features is not None
+            name = features_key(config, part) if shared else part
+            folder = Path(config.features or self.folder.root / "features") / name
+            if shared:
+                folder.mkdir(parents=True, exist_ok=True)
+            with self.stop.at_once(), lock(folder / "lock", wait=True) if shared else nullcontext():
+                most = len(source) * views
+                table = tabulate(columns, batches, most, self.machine.device, views, folder, keep=shared)
             self.tables[part] = table
         return self.tables[part]
 
