@@ -16,6 +16,7 @@ from rich.text import Text
 from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
+from stella.experiments.fading import fading
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -49,6 +50,8 @@ def reproduce(
         exit_code = run_all(configs, seeds, folder, console, processes).exit_code
         if exit_code:
             return exit_code
+        if recipe.attention:
+            fading(recipe, configs, seeds, folder, console)
         if recipe.transfer:
             return transfer_all(recipe, configs, seeds, folder, console, processes)
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.errors import StellaError
+from stella.evaluate.forgetting import gap_decline
 from stella.evaluate.retrieval import DIRECTIONS, KS
 from stella.files import Line, lock, read_json, read_lines, write_text
 from stella.runs.environment import provenance
@@ -50,10 +51,17 @@ def row(name: str, run: RunFolder) -> dict[str, Any]:
         **{figure: end[figure] for figure in "AF"},
         **{f"slow_{figure}": end.get("slow", {}).get(figure) for figure in "AF"},  # empty without train.ema
         **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
+        **_gap([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         "clips": end["clips"],
         **_all_provenance(read_json(run.environment)),
     }
+
+
+def _gap(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """The modality gap at the end, the mean over tasks, and its decline."""
+    gaps = [line["modality_gap"] for line in evaluations if line["task"] >= 0 and line.get("modality_gap")]
+    return {"gap": sum(gaps[-1]) / len(gaps[-1]) if gaps else None, "gap_decline": gap_decline(gaps)}
 
 
 def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:

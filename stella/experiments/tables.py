@@ -65,11 +65,23 @@ def learning_sheet(
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     both = [(spread(ours[name], "A").mean, row.mean("A")) for name, row in theirs.items() if ours[name]]
+        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
+        if theirs:
+            printed.append(theirs)
+            both += [(ours_a.mean, theirs.mean("A"))] if (ours_a := spread(ours, "A")).values else []
+        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
+        own = [*(str(spread(ours, figure)) for figure in figures), *(_fine(ours, name) for name in recipe.columns)]
+        rows.append([variant.label, str(len(ours)), *own, *beside])
+    below = [*("" for _ in figures[1:]), *("" for _ in recipe.columns), *("" for _ in columns)]
+    cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
+    sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
+    scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     head = ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else [])]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
         [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *columns],
+        [*head, *(f"ours {name.replace('_', ' ')}" for name in recipe.columns), *columns],
         rows,
         cues,
         [
@@ -82,6 +94,13 @@ def learning_sheet(
             *_order(both),
         ],
     )
+
+
+def _fine(rows: Rows, column: str) -> str:
+    """A small figure: three digits."""
+    found = spread(rows, column)
+    deviation = "" if found.deviation is None else f" ± {found.deviation:.3f}"
+    return f"{found.mean:.3f}{deviation}" if found.values else "–"
 
 
 def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:

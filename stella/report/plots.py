@@ -93,6 +93,32 @@ def course(groups: Sequence[Group]) -> Markup:
 
 
 @styled
+def gaps(groups: Sequence[Group]) -> Markup | None:
+    """The modality gap after each task, the mean over all tasks: a line for each method."""
+    figure, (axis,) = new_figure(7.6, 3.0)
+    names: list[str] = []
+    for row, group in enumerate(groups):
+        found = [
+            [np.mean(line["modality_gap"]) for line in run.evaluations if line.get("modality_gap")]
+            for run in group.runs
+        ]
+        curves = [np.array(curve) for curve in found if len(curve) > 2]  # Multitask has no course
+        if curves:
+            longest = max(curves, key=len)
+            names = max(names, ["start", *(f"after {name}" for name in group.tasks)][: len(longest)], key=len)
+            look = {"color": SERIES[row % len(SERIES)], "lw": 1.7, "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
+            _band(axis, np.arange(len(longest)), curves, label=group.label, **look)
+    if not names:
+        return None
+    axis.set_xticks(range(len(names)), names)
+    axis.set(ylabel="distance of the centroids")
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="y")
+    _legend(axis, columns=6)
+    return to_svg(figure, "Modality gap after each task")
+
+
+@styled
 def losses(group: Group) -> Markup | None:
     """The loss and its parts over the steps, and where tasks end."""
     width = max(1, -(-max(run.step for run in group.runs) // POINTS))

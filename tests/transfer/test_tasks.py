@@ -19,7 +19,7 @@ from stella.data.scenes import TASKS, Scenes, ScenesConfig, classes
 from stella.data.scenes.audit import class_cues
 from stella.data.scenes.source import TENTHS, SceneSegments
 from stella.data.stream import StreamConfig, evaluation_batches
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 from stella.evaluate.retrieval import embed, task_recall
 from stella.model.avm import AVM, score
 from stella.model.cav import CAV, preset
@@ -286,3 +286,23 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert row["command"].startswith("stella transfer classify base-tiny ") and "head.probe=True" in row["command"]
     nothing = cli.invoke(app, ["transfer"])
     assert isinstance(nothing.exception, StellaError) and "name a task and a model" in str(nothing.exception)
+
+
+class Broken:
+    """Clips of which one has no mask and one cannot be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Clip:
+        if index == 2:
+            raise ClipError("file", "damaged picture", "fetch it again")
+        mask = torch.zeros(1, 8, 8, dtype=torch.bool)
+        mask[0, 2:6, 2:6] = True
+        labels = Labels("a") if index == 3 else Labels("a", mask=mask)
+        return Clip(str(index), torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.ones(800), labels)
+
+
+def test_bad_clips_do_not_stop_ceilings() -> None:
+    found = ceilings("segment", Parts(Broken(), Broken(), Broken()))
+    assert found["constant"] == 100 and found["empty"] == 0
