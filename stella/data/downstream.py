@@ -48,7 +48,7 @@ class Masked:
     def labels(self, index: int) -> Labels:
         return labels_of(self.source, [index])[0]
 
-    def name(self, index: int) -> str | None:
+    def class_of(self, index: int) -> str | None:
         return names_of(self.source, [index])[0]
 
     def location(self, index: int) -> str:

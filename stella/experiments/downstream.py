@@ -22,9 +22,9 @@ from stella.experiments.tables import Sheet, markdown, terminal
 from stella.files import write_text
 from stella.runs.config import RunConfig
 from stella.runs.folder import RunFolder
-from stella.runs.loop import RunResult
 from stella.runs.progress import say
 from stella.runs.record import Spread
+from stella.runs.training import RunResult
 from stella.transfer.config import TransferConfig, transfer_config
 from stella.transfer.results import row
 from stella.transfer.run import transfer

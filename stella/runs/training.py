@@ -232,7 +232,7 @@ class Training(ABC):
     def _say_time(self, rate: float) -> None:
         """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
         self._rates += 1
-        left = (self.trainer.steps - self.trainer.counters.step) * self.config.stream.batch_size / rate
+        left = (self.trainer.steps - self.trainer.counters.step) * self.stream.config.batch_size / rate
         if self._rates == 2 and left > 60:
             self.display.say(f"about {left / 60:,.0f} minutes of training left at {rate:,.0f} clips/s")
 

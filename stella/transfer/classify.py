@@ -73,7 +73,7 @@ class Windows:
     def __getitem__(self, index: int) -> Clip:
         return clip_of(self.source, index % self.each, WINDOWS[index // self.each])
 
-    def name(self, index: int) -> str | None:
+    def class_of(self, index: int) -> str | None:
         return names_of(self.source, [index % self.each])[0]
 
     def location(self, index: int) -> str:

@@ -14,11 +14,9 @@ from stella.data.stream import StreamConfig
 from stella.errors import ConfigError
 from stella.model.cav import CAVConfig
 from stella.rng import seed_for
-from stella.runs.config import FREE, EvaluateConfig
+from stella.runs.config import EvaluateConfig
 from stella.train.config import TrainConfig
 from stella.transfer.base import Options
-
-__all__ = ["FREE", "TransferConfig", "settle", "transfer_config"]
 
 
 @dataclass(frozen=True)

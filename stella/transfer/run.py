@@ -16,25 +16,25 @@ import torch
 from rich.console import Console
 
 from stella.clip import Batch, Source
-from stella.config import build, differences, lay, to_tree
+from stella.config import build, lay, to_tree
 from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
 from stella.errors import ConfigError, StellaError
-from stella.files import Line, Lines, explain_full_disk, lock, read_lines, write_bytes, write_json
+from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.runs.config import machine
-from stella.runs.environment import environment
+from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
-from stella.runs.loop import RunResult, Training
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
+from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
 from stella.train.trainer import Trainer
 from stella.transfer import localise
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
-from stella.transfer.config import FREE, TransferConfig, features_key, settle
+from stella.transfer.config import TransferConfig, features_key, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
 from stella.transfer.tasks import TASKS
 from stella.transfer.weights import open_weights
@@ -81,13 +81,8 @@ def resume(run: Path | str, values: Iterable[str] = (), console: Console | None 
 
 
 def _check_unchanged(folder: RunFolder, config: TransferConfig) -> None:
-    old, new = folder.read_config(), to_tree(config)
-    old["features"] = new["features"]
-    for key in FREE:
-        table, name = key.split(".")
-        old.get(table, {}).pop(name, None)
-        new.get(table, {}).pop(name, None)
-    if changed := differences(old, new):
+    old = folder.read_config() | {"features": config.features}
+    if changed := changed_keys(old, config):
         raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
 
 
@@ -100,7 +95,8 @@ class TransferRun(Training):
         self.config, self.loaded = config, loaded
         self.parts: Parts = config.data.downstream(config.task)
         self.tables: dict[str, Table] = {}
-        super().__init__(config, folder, console, stop)
+        place = machine(config.train)
+        super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))
 
     @property
     def title(self) -> str:
@@ -172,7 +168,7 @@ class TransferRun(Training):
             return
         with self.stop.at_once():
             found = self.measure("validation")
-        figure, before = self.task.figure, _evaluations(self.folder)
+        figure, before = self.task.figure, evaluations_of(self.folder)
         if all(line[figure] < found[figure] for line in before):
             write_bytes(self.folder.root / BEST, safetensors.torch.save(_contiguous(self.task.state_dict())))
         line = {"kind": "evaluation", "epoch": due + 1, "step": self.trainer.counters.step, "part": "validation"}
@@ -180,7 +176,7 @@ class TransferRun(Training):
         self.display.say(f"{self.title}, epoch {due + 1}: {figure} {found[figure]:.1f} on the validation part")
 
     def finish(self) -> None:
-        lines = _evaluations(self.folder)
+        lines = evaluations_of(self.folder)
         figure = self.task.figure
         best = max(lines, key=lambda line: float(line[figure]))  # the first of equal ones
         self.task.load_state_dict(safetensors.torch.load((self.folder.root / BEST).read_bytes()))
@@ -202,10 +198,6 @@ _PURPOSE = {"train": "train on", "validation": "choose on", "test": "test on"}
 
 def _contiguous(state: dict[str, Any]) -> dict[str, Any]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-
-
-def _evaluations(folder: RunFolder) -> list[Line]:
-    return [line for line in read_lines(folder.metrics) if line["kind"] == "evaluation"]
 
 
 def _result_line(

@@ -155,14 +155,14 @@ def test_ave_names_every_second(ave: Path, header: bool) -> None:
     config = AVEConfig(path=str(ave), pixels=32, duration=2.0)
     parts = config.downstream("events")
     assert parts.classes == ("Church bell", "Bark, loud", BACKGROUND) and parts.segments == 10
-    names = [config.part("train").name(i) for i in range(10)]
+    names = [config.part("train").class_of(i) for i in range(10)]
     assert names == [BACKGROUND] * 2 + ["Church bell"] * 2 + [BACKGROUND] * 6
     assert config.remarks() == [
         "1 videos occur more than once",
         "1 test videos are also in the training part",
         "1 rows have an empty event",
     ]
-    assert {config.part("test").name(i) for i in range(10)} == {BACKGROUND}
+    assert {config.part("test").class_of(i) for i in range(10)} == {BACKGROUND}
 
 
 def test_a_second_of_ave_has_its_own_frames_and_sound(ave: Path) -> None:
@@ -263,7 +263,7 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     (tmp_path / "vggss.json").write_text(json.dumps(items))
     config = VGGSSConfig(path=str(tmp_path), **SMALL)
     test = config.part("test")
-    assert len(test) == 1 and test.name(0) == "a, b"
+    assert len(test) == 1 and test.class_of(0) == "a, b"
     mask = test[0].labels.mask
     assert mask is not None and mask.unique().tolist() == [0, 1]
     height, width = mask.shape[1:]

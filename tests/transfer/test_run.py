@@ -20,7 +20,7 @@ from stella.files import read_lines
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
-from stella.runs.loop import RunResult
+from stella.runs.training import RunResult
 from stella.train import trainer
 from stella.train.checkpoint import Checkpoints
 from stella.transfer.base import Downstream

@@ -133,9 +133,9 @@ class Seconds:
         return Clip(f"{event.video}/{second}", clip.video, padded, self.labels(index))
 
     def labels(self, index: int) -> Labels:
-        return Labels(self.name(index))
+        return Labels(self.class_of(index))
 
-    def name(self, index: int) -> str:
+    def class_of(self, index: int) -> str:
         event, second = self.events[index // SECONDS], index % SECONDS
         return event.category if event.begin <= second < event.end else BACKGROUND
 

@@ -85,7 +85,7 @@ class Frames:
             return self.root / kind / name / f"{name}.mp4_{number + 1}.png"
         return self.root / kind / self.split / name / f"{name}_{number + 1}.png"
 
-    def name(self, index: int) -> str | None:
+    def class_of(self, index: int) -> str | None:
         return self.videos[index // len(self.starts)][1] or None
 
     def location(self, index: int) -> str:

@@ -98,9 +98,9 @@ class Videos:
         return Clip(item.id, clip.video, heard(clip.audio, item.path), self.labels(index))
 
     def labels(self, index: int) -> Labels:
-        return Labels(self.name(index))
+        return Labels(self.class_of(index))
 
-    def name(self, index: int) -> str | None:
+    def class_of(self, index: int) -> str | None:
         return self.items[index].name
 
     def location(self, index: int) -> str:

@@ -103,10 +103,10 @@ class Boxed:
         clip = self.videos[index]
         frames, _, height, width = clip.video.shape
         mask = box_mask(self.boxes[index], height, width).expand(frames, -1, -1)
-        return Clip(clip.id, clip.video, clip.audio, Labels(self.name(index), None, mask))
+        return Clip(clip.id, clip.video, clip.audio, Labels(self.class_of(index), None, mask))
 
-    def name(self, index: int) -> str | None:
-        return self.videos.name(index)
+    def class_of(self, index: int) -> str | None:
+        return self.videos.class_of(index)
 
     def location(self, index: int) -> str:
         return self.videos.location(index)

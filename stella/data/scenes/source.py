@@ -128,13 +128,13 @@ class SceneSegments:
         return Clip(f"{self.scenes.id(index // TENTHS)}/{index % TENTHS}", frames[0], audio[0], self.labels(index))
 
     def labels(self, index: int) -> Labels:
-        return Labels(self.name(index), self.scenes.task)
+        return Labels(self.class_of(index), self.scenes.task)
 
-    def name(self, index: int) -> str:
+    def class_of(self, index: int) -> str:
         scene, tenth = divmod(index, TENTHS)
         if self._events is None:
             self._events = events(self.scenes.draw(range(len(self.scenes))))
-        return self.scenes.name(scene) if self._events[scene, tenth] else BACKGROUND
+        return self.scenes.class_of(scene) if self._events[scene, tenth] else BACKGROUND
 
     def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
         size, device = self.scenes.size, torch.device(device)
