@@ -38,6 +38,7 @@ def transfer(
     ] = None,
 ) -> None:
     """Train a head on a finished model, choose the best epoch on a validation part, and test it once."""
+    from stella.report.predictions import predictions_sheet
     from stella.transfer import run as runs
     from stella.transfer.config import run_name, transfer_config
 
@@ -58,6 +59,8 @@ def transfer(
         figures = ", ".join(f"{name} {value:.1f}" for name, value in end["test"].items())
         beside = ", ".join(f"{name} {value:.1f}" for name, value in end["ceilings"].items())
         say(f"{end['task']}: {figures} on {end['parts'][2]} test clips ({end['figure']} by {beside}); in {result.run}")
+        if (result.run / runs.PREDICTIONS).exists():
+            say(f"{predictions_sheet(result.run, result.run / 'predictions.png')}  what it says of a few test clips")
     raise typer.Exit(result.exit_code)
 
 

@@ -80,6 +80,10 @@ class Downstream(Method):
     def figures(self, judged: Columns) -> dict[str, float]:
         """The figures of all rows of a part, in percent."""
 
+    def shown(self, columns: Columns) -> Columns:
+        """What is predicted of each row, for pictures; nothing by default."""
+        return {}
+
     def loss(self, batch: Batch) -> Losses:
         columns = self.columns_of(batch, self.source) if self.table is None else self.table.rows(batch.ids)
         return Losses(self.objective_of(columns))

@@ -43,6 +43,9 @@ class Classify(Downstream):
     def judged(self, columns: Columns) -> Columns:
         return {"scores": self.head(columns["z"]).softmax(1), "target": columns["target"], "clip": columns["clip"]}
 
+    def shown(self, columns: Columns) -> Columns:
+        return {"scores": self.head(columns["z"]).softmax(1)}
+
     def figures(self, judged: Columns) -> dict[str, float]:
         clips, place = torch.unique(judged["clip"], return_inverse=True)
         scores = torch.zeros(len(clips), len(self.number), device=clips.device)

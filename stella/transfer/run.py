@@ -5,9 +5,10 @@ Which epoch was best follows from metrics.jsonl, so that it needs no state of it
 """
 
 import math
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stella.config import build, lay, to_tree
 from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
+from stella.data.views import part as part_of
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
@@ -40,6 +42,8 @@ from stella.transfer.tasks import TASKS
 from stella.transfer.weights import open_weights
 
 BEST = "best.safetensors"
+PREDICTIONS = "predictions.safetensors"
+SHOWN = 6  # clips whose predictions are kept
 
 
 def transfer(
@@ -182,6 +186,7 @@ class TransferRun(Training):
         self.task.load_state_dict(safetensors.torch.load((self.folder.root / BEST).read_bytes()))
         with self.stop.at_once():
             found = self.measure("test")
+        self._keep_predictions()
         avm = self.task.head if isinstance(self.task.head, AVM) else self.loaded.avm
         extra = {"transfer": to_tree(self.config), "commit": self.environment["commit"], "test": found}
         if avm is self.task.head or not self.config.head.frozen:
@@ -192,8 +197,42 @@ class TransferRun(Training):
         self.metrics.write(end | _result_line(self.config, self.parts, figure, found, best, self.skipped.counts))
         self.metrics.sync()
 
+    def _keep_predictions(self) -> None:
+        def said(batch: Batch, source: Source) -> Columns:
+            with self.machine.autocast():
+                return self.task.shown(self.task.columns_of(batch, source))
+
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch)
+        batches = partial(evaluation_batches, config=stream, device=self.machine.device)
+        _keep_predictions(self.folder, self.parts, self.task.clips, batches, said)
+
 
 _PURPOSE = {"train": "train on", "validation": "choose on", "test": "test on"}
+
+
+def spread_over(length: int, segments: int = 1) -> list[int]:
+    """The rows of `SHOWN` clips spread over a part, each with all its segments."""
+    clips = length // segments
+    chosen = [i * clips // min(SHOWN, clips) for i in range(min(SHOWN, clips))]
+    return [segments * clip + k for clip in chosen for k in range(segments)]
+
+
+@torch.no_grad()
+def _keep_predictions(
+    folder: RunFolder,
+    parts: Parts,
+    clips: Callable[[Source], Source],
+    batches: Callable[[Source], Iterable[Batch]],
+    said: Callable[[Batch, Source], Columns],
+) -> None:
+    """What a model says of a few test clips, with their rows in the test part, for pictures."""
+    rows = torch.tensor(spread_over(len(parts.test), parts.segments))
+    source, found = clips(part_of(parts.test, rows.tolist())), []
+    with suppress(StellaError):  # none of them can be used
+        found = [{"rows": rows[batch.ids.cpu()], **said(batch, source)} for batch in batches(source)]
+    if found and len(found[0]) > 1:
+        joined = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        write_bytes(folder.root / PREDICTIONS, safetensors.torch.save(_contiguous(joined)))
 
 
 def _contiguous(state: dict[str, Any]) -> dict[str, Any]:
@@ -229,6 +268,13 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
         batches = evaluation_batches(source, stream, place.device, skipped)
         found = [localise.judged(model, avm, batch) for batch in batches]
     figures = localise.figures({name: torch.cat([each[name] for each in found]) for name in found[0]})
+
+    def said(batch: Batch, _: Source) -> Columns:
+        with place.autocast():
+            return {"maps": localise.sound_maps(model, avm, replace(batch, video=batch.video[:, :, :3]))}
+
+    batches_of = partial(evaluation_batches, config=stream, device=place.device)
+    _keep_predictions(folder, parts, localise.read, batches_of, said)
     lines = Lines(folder.metrics)
     line = _result_line(config, parts, localise.FIGURE, figures, {}, skipped.counts)
     lines.write({"kind": "end", "step": 0, "map": "matching" if avm else "cosine"} | line)

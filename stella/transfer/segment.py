@@ -61,6 +61,9 @@ class Segment(Downstream):
         heard = self.head.heard(sound)
         return F.kl_div(seen.log_softmax(1), heard.softmax(1), reduction="batchmean")
 
+    def shown(self, columns: Columns) -> Columns:
+        return {"maps": self.head(columns["first"], columns["last"], columns["sound"])[0].sigmoid()}
+
     def judged(self, columns: Columns) -> Columns:
         logits, _ = self.head(columns["first"], columns["last"], columns["sound"])
         known = columns["known"]

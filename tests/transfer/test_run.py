@@ -20,6 +20,7 @@ from stella.files import read_lines
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
+from stella.report.predictions import predictions_sheet
 from stella.runs.training import RunResult
 from stella.train import trainer
 from stella.train.checkpoint import Checkpoints
@@ -64,6 +65,10 @@ def test_every_task_runs_from_nothing_on_scenes(task: str, file: Path, tmp_path:
     assert end["task"] == task and end["parts"][1:] == ([40, 40] if task == "events" else [4, 4])
     assert 0 <= end["test"][end["figure"]] <= 100 and end["ceilings"] and not end["skipped"]
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "environment.json", "metrics.jsonl"}
+    if task in ("segment", "events", "localise"):
+        assert predictions_sheet(tmp_path, tmp_path / "a.png").stat().st_size > 8_000
+    else:
+        assert (tmp_path / "predictions.safetensors").exists() == (task == "classify")
 
 
 def test_a_frozen_backbone_stays_as_it_is_to_the_last_bit(file: Path, tmp_path: Path) -> None:

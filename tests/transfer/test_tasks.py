@@ -279,6 +279,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = cli.invoke(app, ["transfer", "classify", "base-tiny", *small, "--probe", "--run", str(run), "--seed", "3"])
     assert done.exit_code == 0, done.output
     assert "on 4 test clips (accuracy by chance 25.0" in done.output.replace("\n", " ")
+    assert (run / "predictions.png").stat().st_size > 20_000
     again = cli.invoke(app, ["transfer", "--resume", str(run)])
     assert again.exit_code == 0 and "on 4 test clips" in again.output.replace("\n", " ")
     [row] = downstream_rows(tmp_path)
