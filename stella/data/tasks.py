@@ -85,6 +85,10 @@ class SourceConfig(ABC):
         """A by chance, and by what else is known, in a gallery of these numbers of clips; empty if nothing is."""
         return chance(clips)
 
+    def remarks(self) -> list[str]:
+        """What is odd about the data, in sentences for the user. Nothing stops because of it."""
+        return []
+
     def downstream(self, task: str) -> Parts:
         """The clips of a downstream task: a tenth of the training clips chooses the best model.
 

@@ -61,6 +61,8 @@ def transfer(
             _check_unchanged(folder, config)
             if folder.end is not None:
                 return RunResult(folder.root, True, folder.end)
+        for remark in config.data.remarks():
+            say(console, f"{config.data.source}: {remark}", "yellow")
         with Stop() as stop:
             try:
                 if config.task == "localise":

@@ -1,6 +1,7 @@
 """Readers of public data sets, each on a miniature in its exact layout, with the dirt that real copies have."""
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from helpers.media_files import tone, write, write_video
 from PIL import Image
+from rich.console import Console
 
 from stella.clip import BACKGROUND
 from stella.data.archives.ave import AVEConfig
@@ -22,6 +24,11 @@ from stella.data.downstream import masked
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError, StellaError
+from stella.files import read_lines
+from stella.model import weights
+from stella.model.cav import CAV, preset
+from stella.transfer.config import transfer_config
+from stella.transfer.run import transfer
 
 SMALL = {"pixels": 32, "duration": 1.0, "span": None}
 STREAM = StreamConfig(batch_size=4, size=32, spec_frames=96, most_bad=1.0)
@@ -130,6 +137,17 @@ def test_ms3_has_masks_in_a_palette(tmp_path: Path) -> None:
     assert clip.labels.mask is not None and clip.labels.mask.sum((1, 2)).tolist() == [64] * 4
     with pytest.raises(StellaError, match="no video of the split val"):
         config.part("validation")
+
+
+def test_a_run_on_s4_trains_and_lists_what_it_could_not_use(s4: Path, tmp_path: Path) -> None:
+    (s4 / "gt_masks/train/dog_barking/vid0_1000_6000/vid0_1000_6000_1.png").unlink()
+    sizes = preset("tiny", image_size=32, spec_frames=96)
+    weights.save(tmp_path / "w.safetensors", CAV(sizes))
+    data = {"source": "avsbench", "path": str(s4), "pixels": 32, "duration": 0.96}
+    values = [f"weights.source={tmp_path / 'w.safetensors'}", "stream.epochs=2", "warmup_epochs=0", "train.device=cpu"]
+    result = transfer(transfer_config("segment", data, values), tmp_path / "run", console=Console(file=io.StringIO()))
+    assert result.end["skipped"] == {"missing mask": 1} and result.end["parts"] == [2, 2, 2]
+    assert read_lines(tmp_path / "run" / "skipped.jsonl")[0]["id"] == "train/0"
 
 
 # ---- AVE
