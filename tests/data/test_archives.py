@@ -139,6 +139,7 @@ def test_ms3_has_masks_in_a_palette(tmp_path: Path) -> None:
         config.part("validation")
 
 
+@pytest.mark.slow  # worker processes
 def test_a_run_on_s4_trains_and_lists_what_it_could_not_use(s4: Path, tmp_path: Path) -> None:
     (s4 / "gt_masks/train/dog_barking/vid0_1000_6000/vid0_1000_6000_1.png").unlink()
     sizes = preset("tiny", image_size=32, spec_frames=96)
@@ -153,10 +154,16 @@ def test_a_run_on_s4_trains_and_lists_what_it_could_not_use(s4: Path, tmp_path: 
 # ---- AVE
 
 
+@pytest.fixture(scope="module")
+def ten_seconds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("ave") / "a.mp4", 10)
+
+
 @pytest.fixture
-def ave(tmp_path: Path) -> Path:
-    write_video(tmp_path / "AVE/vid_a.mp4", 10)
-    write_video(tmp_path / "AVE/vid_b.mp4", 10, seed=1)
+def ave(tmp_path: Path, ten_seconds: Path) -> Path:
+    (tmp_path / "AVE").mkdir()
+    for name in ("vid_a", "vid_b"):
+        (tmp_path / f"AVE/{name}.mp4").symlink_to(ten_seconds)
     lines = ["Church bell&vid_a&good&2&4", "Bark, loud&vid_b&good&0&10", "Church bell&vid_a&good&5&5"]
     (tmp_path / "Annotations.txt").write_text("Category&VideoID&Quality&StartTime&EndTime\n" + "\n".join(lines) + "\n")
     (tmp_path / "trainSet.txt").write_text("\n".join(lines[:1]))
