@@ -29,6 +29,12 @@ DataConfig = (
 )
 
 
+def is_embedded(source: object = None) -> bool:
+    """Whether the source of this name (None: the default) ships with the package."""
+    kinds = get_args(DataConfig)
+    return any(kind.embedded for kind in kinds if kind.source == (source or kinds[0].source))
+
+
 def keys_of(source: object) -> set[str]:
     """The keys of a source's config; none for an unknown source."""
     return {field.name for kind in get_args(DataConfig) if kind.source == source for field in fields(kind)}

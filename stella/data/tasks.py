@@ -31,6 +31,7 @@ class SourceConfig(ABC):
     """A data source. A subclass sets `source` to its own name, which `data.source=NAME` picks."""
 
     least_workers: ClassVar[int] = 0  # worker processes that a run needs
+    embedded: ClassVar[bool] = False  # small clips that ship with the package, for small models
 
     source: str = ""
     tasks: tuple[str, ...] = ()  # names, in the order of training; empty: all

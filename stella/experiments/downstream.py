@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import read_toml
-from stella.data.scenes import ScenesConfig
+from stella.config import read_toml, to_tree
 from stella.errors import StellaError
 from stella.experiments.paper import format_figure
 from stella.experiments.recipe import Recipe
@@ -31,6 +30,7 @@ from stella.transfer.run import transfer
 
 RESULTS = "downstream.csv"
 WORDS = {"classify": "accuracy", "segment": "mIoU", "events": "accuracy", "retrieval": "recall", "localise": "cIoU"}
+IDENTITY = ("source", "size", "path")  # keys of the data that say which clips they are
 Job = tuple[str, TransferConfig, Path]
 
 
@@ -50,9 +50,9 @@ def transfer_all(
     for seed in seeds:
         for key, config in configs.items():
             run = folder / key / f"seed-{seed}"
-            size = [f"data.size={config.data.size}"] if isinstance(config.data, ScenesConfig) else []
-            values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}", *size]
-            jobs += [(key, transfer_config(task, None, values), run / task) for task in recipe.transfer]
+            data = {name: value for name, value in to_tree(config.data).items() if name in IDENTITY}
+            values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}"]
+            jobs += [(key, transfer_config(task, data, values), run / task) for task in recipe.transfer]
     missing = [job for job in jobs if RunFolder(job[2]).end is None]
     say(console, f"{len(jobs) - len(missing)} of {len(jobs)} downstream tests are finished already", "dim")
     exit_code = _do(missing, console, processes)

@@ -94,20 +94,19 @@ def course(groups: Sequence[Group]) -> Markup:
 
 @styled
 def gaps(groups: Sequence[Group]) -> Markup | None:
-    """The modality gap after each task, the mean over all tasks: a line for each method."""
+    """The modality gap after each task, the mean over all tasks: a line for each method. Slow weights are dashed."""
     figure, (axis,) = new_figure(7.6, 3.0)
     names: list[str] = []
     for row, group in enumerate(groups):
-        found = [
-            [np.mean(line["modality_gap"]) for line in run.evaluations if line.get("modality_gap")]
-            for run in group.runs
-        ]
-        curves = [np.array(curve) for curve in found if len(curve) > 2]  # Multitask has no course
-        if curves:
-            longest = max(curves, key=len)
-            names = max(names, ["start", *(f"after {name}" for name in group.tasks)][: len(longest)], key=len)
-            look = {"color": SERIES[row % len(SERIES)], "lw": 1.7, "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
-            _band(axis, np.arange(len(longest)), curves, label=group.label, **look)
+        for slow, one in enumerate(group.versions):
+            lines = [[line["modality_gap"] for line in run.evaluations if line.get("modality_gap")] for run in one.runs]
+            curves = [np.array([np.mean(gap) for gap in run]) for run in lines if len(run) > 2]  # not Multitask
+            if curves:
+                longest = max(map(len, curves))
+                names = max(names, ["start", *(f"after {name}" for name in one.tasks)][:longest], key=len)
+                look = {"color": SERIES[row % len(SERIES)], "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
+                look |= {"lw": 1.0 if slow else 1.7, "ls": DASHED if slow else "-", "mfc": PAPER if slow else None}
+                _band(axis, np.arange(longest), curves, label=one.label, **look)
     if not names:
         return None
     axis.set_xticks(range(len(names)), names)

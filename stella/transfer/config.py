@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.config import build, lay, merged, to_tree
-from stella.data.config import DataConfig
+from stella.data.config import DataConfig, is_embedded
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
@@ -82,9 +82,9 @@ PAPER: dict[str, dict[str, Any]] = {
     "localise": _paper(1, 48, 1e-4, 0.0),  # trains nothing
     "matching": _paper(15, 48, 1e-4, 5e-7),
 }
-# What differs on scenes: fewer clips, and rates for models of a million parameters (as in the recipe of base-tiny).
-_SCENES: dict[str, Any] = {"data": {"clips": 200, "eval_clips": 60}, "stream": {"augment": False}}
-SCENES: dict[str, dict[str, Any]] = {
+# What differs on embedded data: few clips, and rates for models of a million parameters (as in base-tiny's recipe).
+_EMBEDDED: dict[str, Any] = {"data": {"clips": 200, "eval_clips": 60}, "stream": {"augment": False}}
+EMBEDDED: dict[str, dict[str, Any]] = {
     "retrieval": {"data": {"clips": 1600, "eval_clips": 240}, "train": {"lr": 5e-4}},
     "classify": {"stream": {"epochs": 40}, "train": {"lr": 1e-3}},
     "segment": {
@@ -107,8 +107,8 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
     for value in values:
         lay(given, value)
     tree = merged({"task": task}, PAPER[task])
-    if given["data"].get("source", ScenesConfig.source) == ScenesConfig.source:
-        tree = merged(merged(tree, _SCENES), SCENES[task])
+    if is_embedded(given["data"].get("source")):
+        tree = merged(merged(tree, _EMBEDDED), EMBEDDED[task])
     return build(TransferConfig, merged(tree, given))
 
 

@@ -36,7 +36,7 @@ class AVEConfig(ArchiveConfig):
     video, with silence before and after it.
     """
 
-    source: Literal["ave"] = "ave"
+    source: Literal["ave"] = "ave"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("events",)
 
     def part(self, name: str) -> "Seconds":

@@ -23,11 +23,11 @@ class AVSBenchConfig(ArchiveConfig):
     frames count that the first does not have. Each mask is so met once.
     """
 
-    source: Literal["avsbench"] = "avsbench"
+    source: Literal["avsbench"] = "avsbench"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("segment", "localise")
 
-    subset: Literal["s4", "ms3"] = "s4"
-    duration: float = 5.12
+    subset: Literal["s4", "ms3"] = "s4"  # one source, or several
+    duration: float = 5.12  # seconds of sound
 
     def part(self, name: str) -> "Frames":
         split, s4 = SPLITS[name], self.subset == "s4"

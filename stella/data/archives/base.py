@@ -24,9 +24,9 @@ class ArchiveConfig(SourceConfig):
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
     serves: ClassVar[tuple[str, ...]] = ()
 
-    path: str = ""
-    pixels: int = 224
-    frames: int = 4
+    path: str = ""  # folder of the data set
+    pixels: int = 224  # after cropping
+    frames: int = 4  # of a clip
     duration: float = 10.24  # seconds of sound
     span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
 

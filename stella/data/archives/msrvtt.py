@@ -17,10 +17,10 @@ class MSRVTTConfig(ArchiveConfig):
     Videos without a sound are skipped and counted. A tenth of the training list chooses the best model.
     """
 
-    source: Literal["msrvtt"] = "msrvtt"
+    source: Literal["msrvtt"] = "msrvtt"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("retrieval", "matching")
 
-    split: Literal["miech", "jsfusion"] = "miech"
+    split: Literal["miech", "jsfusion"] = "miech"  # which lists
 
     def part(self, name: str) -> Source:
         if name == "test":

@@ -60,7 +60,7 @@ class VGGSSConfig(ArchiveConfig):
     a box are left out; `remarks` counts both.
     """
 
-    source: Literal["vggss"] = "vggss"
+    source: Literal["vggss"] = "vggss"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("localise",)
 
     def part(self, name: str) -> "Boxed":
@@ -120,7 +120,7 @@ class FlickrConfig(ArchiveConfig):
     sees the one picture as all its frames.
     """
 
-    source: Literal["flickr"] = "flickr"
+    source: Literal["flickr"] = "flickr"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("localise",)
 
     def part(self, name: str) -> "Stills":

@@ -21,7 +21,7 @@ class VGGSoundConfig(ArchiveConfig):
     Videos may be named ID_START (six digits), ID_START_END in milliseconds, ID_END or ID.
     """
 
-    source: Literal["vggsound"] = "vggsound"
+    source: Literal["vggsound"] = "vggsound"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("classify", "retrieval", "matching")
 
     def part(self, name: str) -> Source:

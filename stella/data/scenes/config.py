@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, Self
+from typing import ClassVar, Literal
 
 from stella.clip import BACKGROUND, Device, Source
 from stella.data.downstream import Parts
@@ -20,6 +21,8 @@ DEFAULT = next(iter(SIZES))
 
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
+    embedded: ClassVar[bool] = True
+
     source: Literal["scenes"] = "scenes"  # clips that are rendered here
     seed: int = 0  # another seed gives other clips
     size: str | None = None  # scenes, scenes-hard, scenes-full or scenes-full-hard; none: as the weights, or scenes
