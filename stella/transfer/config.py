@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, lay, merged, to_tree
+from stella.config import build, merged, overridden, to_tree
 from stella.data.config import DataConfig, is_embedded
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
@@ -103,9 +103,7 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
     """The configuration of a task on `data` (None: scenes), with `key.sub=value` overrides."""
     if task not in DOWNSTREAM:
         raise ConfigError(f"unknown task {task!r}; choose one of {', '.join(DOWNSTREAM)}")
-    given: dict[str, Any] = {"data": dict(data or {})}
-    for value in values:
-        lay(given, value)
+    given = overridden({"data": dict(data or {})}, values)
     tree = merged({"task": task}, PAPER[task])
     if is_embedded(given["data"].get("source")):
         tree = merged(merged(tree, _EMBEDDED), EMBEDDED[task])

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from stella.clip import Batch, Source
-from stella.config import build, lay, to_tree
+from stella.config import build, overridden, to_tree
 from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
@@ -76,9 +76,7 @@ def transfer(
 
 def resume(run: Path | str, values: Iterable[str] = (), console: Console | None = None) -> RunResult:
     """Continue a downstream run with its own configuration."""
-    tree = RunFolder(run).read_config()
-    for value in values:
-        lay(tree, value)
+    tree = overridden(RunFolder(run).read_config(), list(values))
     try:
         config = build(TransferConfig, tree)
     except ConfigError as error:
