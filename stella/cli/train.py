@@ -110,8 +110,8 @@ def reproduce(
 ) -> None:
     """Run one of the paper's comparisons, skip what is finished, and print it beside the paper's own figures."""
     from stella.experiments import reproduce as paper
-    from stella.experiments.recipe import load
     from stella.experiments.coverage import coverage
+    from stella.experiments.recipe import load
 
     page = wide(120)
     if name is None:

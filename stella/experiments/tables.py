@@ -59,29 +59,19 @@ def learning_sheet(
         spreads = {figure: spread(ours[name], figure) for figure in figures}
         won = [f"{each.share(spreads[of].mean):.0f}%" if spreads[of].values else "–" for of, each in rooms.items()]
         beside = [theirs[name].show(of) for of in "AF"] if name in theirs else ["–" for _ in columns]
-        rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *beside])
-    below = ["" for _ in (*figures[1:], *rooms, *columns)]
+        fine = [_fine(ours[name], column) for column in recipe.columns]
+        rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *fine, *beside])
+    below = ["" for _ in (*figures[1:], *rooms, *recipe.columns, *columns)]
+    further = [f"ours {name.replace('_', ' ')}" for name in recipe.columns]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     both = [(spread(ours[name], "A").mean, row.mean("A")) for name, row in theirs.items() if ours[name]]
-        ours, theirs = found[f"{order}/{name}"], paper.row(table.paper, name, recipe.dataset)
-        if theirs:
-            printed.append(theirs)
-            both += [(ours_a.mean, theirs.mean("A"))] if (ours_a := spread(ours, "A")).values else []
-        beside = [theirs.show("A"), theirs.show("F")] if theirs else ["–" for _ in columns]
-        own = [*(str(spread(ours, figure)) for figure in figures), *(_fine(ours, name) for name in recipe.columns)]
-        rows.append([variant.label, str(len(ours)), *own, *beside])
-    below = [*("" for _ in figures[1:]), *("" for _ in recipe.columns), *("" for _ in columns)]
-    cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
-    sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
-    scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     head = ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else [])]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
-        [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *columns],
-        [*head, *(f"ours {name.replace('_', ' ')}" for name in recipe.columns), *columns],
+        [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *further, *columns],
         rows,
         cues,
         [

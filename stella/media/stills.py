@@ -1,7 +1,5 @@
 """Pictures, masks and sounds in files of their own, as several benchmarks store a clip."""
 
-import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import ClipError, require
-from stella.media.convert import Sound
-from stella.media.decode import _open
+from stella.media.decode import Plan, decode_track
 
 
 def read_picture(path: Path) -> Tensor:
@@ -42,19 +39,6 @@ def _kind(path: Path) -> str:
     return "mask" if "mask" in str(path.parent) else "picture"
 
 
-def read_sound(path: Path, duration: float, time_limit: float = 30.0) -> Tensor:
+def read_sound(path: Path, duration: float) -> Tensor:
     """float32 [S] at 16 kHz mono, the first `duration` seconds of an audio file (or of a video's audio track)."""
-    with _open(path, time.monotonic() + time_limit) as container:
-        stream = next(iter(container.streams.audio), None)
-        if stream is None or stream.codec_context is None:
-            raise ClipError(path, "no audio track", "leave this file out")
-        begin = (container.start_time or 0) / 1e6
-        sound = Sound(begin, begin + duration)
-        for frame in container.decode(stream):
-            if frame.pts is not None and frame.pts * float(frame.time_base) > begin + duration:
-                break
-            sound.add(frame)
-        waveform = torch.from_numpy(sound.waveform())
-    if len(waveform) < 400 or not math.isfinite(float(waveform.abs().max())):
-        raise ClipError(path, "no audio in the clip", "leave this file out")
-    return waveform
+    return decode_track(path, Plan(0.0, duration, span=None), "audio")

@@ -129,7 +129,8 @@ class Run(Training):
             extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "task": task}
             path = self.folder.task_weights(task)
             path.parent.mkdir(exist_ok=True)
-            write_bytes(path, weights.packed(self.method.eval_model, self.method.avm, extra, inputs_of(self.config), torch.float16))
+            method, inputs = self.method, inputs_of(self.config)
+            write_bytes(path, weights.packed(method.eval_model, method.avm, extra, inputs, torch.float16))
 
     def _evaluate(self, model: CAV, avm: AVM | None) -> dict[str, Any]:
         workers = 0 if self.config.data.cached else self.config.stream.workers

@@ -12,7 +12,7 @@ from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError
-from stella.model.cav import CAVConfig
+from stella.model.weights import Loaded
 from stella.rng import seed_for
 from stella.runs.config import EvaluateConfig
 from stella.train.config import TrainConfig
@@ -110,9 +110,10 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
     return build(TransferConfig, merged(tree, given))
 
 
-def settle(config: TransferConfig, model: CAVConfig, digest: str) -> TransferConfig:
-    """The configuration with what follows from the model: sizes of the stream, and the digest of the weights."""
-    frames = config.data.sizes().frames
+def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfig:
+    """The configuration with what follows from the model: sizes of the data and the stream, and the file's digest."""
+    model, data = loaded.model.config, config.data.following(loaded.inputs)
+    frames = data.inputs().frames
     if frames != model.frames:
         raise ConfigError(f"the clips have {frames} frames and the model takes {model.frames}; set data.frames")
     stream = replace(
@@ -123,7 +124,7 @@ def settle(config: TransferConfig, model: CAVConfig, digest: str) -> TransferCon
         seed=config.seed,
         workers=max(config.data.least_workers, config.stream.workers),
     )
-    return replace(config, stream=stream, weights=replace(config.weights, digest=digest))
+    return replace(config, data=data, stream=stream, weights=replace(config.weights, digest=digest))
 
 
 def features_key(config: TransferConfig, part: str) -> str:

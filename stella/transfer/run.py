@@ -52,7 +52,7 @@ def transfer(
     """Train and test as configured in the folder `run`; with `resume` continue the run that is there."""
     folder, console = RunFolder(run), console or Console()
     loaded, digest = open_weights(config.weights, config.seed)
-    config = settle(config, loaded.model.config, digest)
+    config = settle(config, loaded, digest)
     machine(config.train)
     with folder.locked(), explain_full_disk(folder.root):
         if folder.started:

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from stella.clip import MIDDLE, Clip, Device, Labels, Source
 from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES
-from stella.data.tasks import ONLY_TASK, Sizes, SourceConfig, Tasks, with_margin
+from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode
+from stella.media.inputs import PER_SECOND, Inputs, with_margin
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class ArchiveConfig(SourceConfig):
         """Of classify and events, in the order of their numbers."""
         return ()
 
-    def sizes(self) -> Sizes:
-        return Sizes(self.pixels, round(self.duration * 100), self.frames)
+    def inputs(self) -> Inputs:
+        steps = round(self.duration * PER_SECOND)
+        return Inputs(self.duration, self.pixels, with_margin(self.pixels), self.frames, self.span, steps)
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return [(ONLY_TASK, self.part("train"))]

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Self
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from stella.clip import BACKGROUND, Device, Source
 from stella.data.downstream import Parts
