@@ -34,6 +34,7 @@ ROOMS = (
     "runs",
     "embed",
     "search",
+    "transfer",
     "bench",
     "report",
     "experiments",
@@ -84,6 +85,7 @@ BLOCKED = (
     "ray",
     "kaldi_native_fbank",
     "huggingface_hub",
+    "h5py",
 )
 
 SCRIPT = f"""
