@@ -8,7 +8,6 @@ interrupts is repeated with the same outcome.
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,11 +92,11 @@ def resume(
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
-    if changed := _changed(to_tree(settle(stored_config(folder))), config):
-        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
+    if found := changed(to_tree(settle(stored_config(folder))), config):
+        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(found)}; restore it or start a new run")
 
 
-def _changed(old: dict[str, Any], config: RunConfig) -> list[str]:
+def changed(old: dict[str, Any], config: RunConfig) -> list[str]:
     """The keys on which results depend and whose values differ."""
     new = to_tree(config)
     for key in FREE:
@@ -131,9 +130,8 @@ class Run:
         self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, to_tree(config))
         write_json(folder.environment, self.environment)
-        if state is not None:  # the meter and the optimiser keep the tensors they are given: copy them
-            kept = {name: deepcopy(state["trainer"][name]) for name in ("meter", "optimizer")}
-            self.trainer.load_state_dict(state["trainer"] | kept)
+        if state is not None:
+            self.trainer.load_state_dict(state["trainer"])
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
@@ -148,10 +146,10 @@ class Run:
             if any(line["kind"] == "checkpoint" for line in read_lines(self.folder.speed)):
                 raise StellaError(f"the checkpoints of {root} are gone; restore them, or start a new run elsewhere")
             return None
-        if changed := _changed(state.get("config", to_tree(self.config)), self.config):
+        if found := changed(state.get("config", to_tree(self.config)), self.config):
             raise StellaError(
                 f"the checkpoint in {self.folder.checkpoints} is of another run, or config.json was edited: "
-                f"{'; '.join(changed)}; restore them, or start a new run"
+                f"{'; '.join(found)}; restore them, or start a new run"
             )
         return state
 

@@ -1,0 +1,5 @@
+from stella.learn.home import Home
+
+
+def write_page(home: Home) -> None:
+    pass
