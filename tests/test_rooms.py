@@ -36,6 +36,7 @@ ROOMS = (
     "search",
     "bench",
     "report",
+    "learn",
     "experiments",
     "cli",
 )

@@ -213,9 +213,12 @@ class Home:
 
     # ---- what is in use
 
+    def link(self, number: int) -> None:
+        _link(self.root / "current", f"rounds/{number:06d}")
+
     def use(self, number: int) -> None:
         """Put a finished round to use, then remove states that are no longer kept."""
-        _link(self.root / "current", f"rounds/{number:06d}")
+        self.link(number)
         for old in range(1, number + 1 - self.settings.keep):
             shutil.rmtree(self.round(old).checkpoints.folder, ignore_errors=True)
 
@@ -234,7 +237,7 @@ class Home:
 
     def _undo(self) -> None:
         number = read_json(self.root / "undo")["round"]
-        _link(self.root / "current", f"rounds/{number:06d}")
+        self.link(number)
         later = [path for path in (self.root / "rounds").glob("*") if int(path.name) > number]
         for path in sorted(later, reverse=True):
             self._move(path, "undone")
@@ -268,12 +271,7 @@ def _link(path: Path, target: str) -> None:
 
 def _cut(config: RunConfig) -> Cut:
     data, sizes = config.data, config.data.sizes()
-    decoded = isinstance(data, DecodedConfig)
-    return Cut(
-        sizes.pixels,
-        sizes.spec_frames,
-        sizes.frames,
-        with_margin(sizes.pixels),
-        data.duration if decoded else sizes.spec_frames / 100,
-        data.span if decoded else DecodedConfig.span,
-    )
+    duration, span = sizes.spec_frames / 100, DecodedConfig.span
+    if isinstance(data, DecodedConfig):
+        duration, span = data.duration, data.span
+    return Cut(sizes.pixels, sizes.spec_frames, sizes.frames, with_margin(sizes.pixels), duration, span)

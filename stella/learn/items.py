@@ -109,7 +109,7 @@ class Scanner:
             status = path.stat()
             signature = (status.st_size, status.st_mtime_ns)
             if self._stamps.get(path, ((), ""))[0] != signature:
-                self._stamps[path] = signature, _content(path, status.st_size)
+                self._stamps[path] = signature, content(path)
         except OSError as error:
             self._cannot(error)
             return []
@@ -142,7 +142,7 @@ def gone(root: str) -> bool:
 
 def opened(items: Sequence[Item], cut: Cut) -> View:
     """The clips of these items, in this order. Those of a folder that cannot be opened raise `ClipError`."""
-    wanted: dict[tuple[str, str], list[str]] = {}  # the clips of each folder
+    wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
     for item in items:
         wanted.setdefault(_folder(item), []).append(item.clip or item.path)
     found = {key: _open(*key, names, cut) for key, names in wanted.items()}
@@ -229,10 +229,23 @@ def _container(folder: Path, cut: Cut) -> Packed | Shards:
     return source
 
 
-def _content(path: Path, size: int) -> str:
+def content(path: Path) -> str:
     """The length of a file and a hash of both its ends."""
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         ends = file.read(SAMPLE)
         file.seek(max(SAMPLE, size - SAMPLE))
         ends += file.read(SAMPLE)
     return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+
+
+def kind_of(root: str) -> tuple[str, str]:
+    """What a folder holds, as `data.source` names it, and the folder of packed clips or shards, which may be below."""
+    if not Path(root).is_dir():
+        raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips")
+    for folder, _, names in walk(Path(root), lambda error: None):
+        if "clips.json" in names:
+            return "packed", str(folder)
+        if any(name.startswith("shard-") and name.endswith(".tar") for name in names):
+            return "shards", str(folder)
+    return "folder", root

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from stella.learn.home import Home, Settings
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
+from stella.learn.takeover import take_over
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.loop import changed
@@ -77,6 +79,7 @@ def learn(
     config: RunConfig | None = None,
     settings: Settings | None = None,
     *,
+    run: Path | str | None = None,
     epochs: int = 1,
     clips: int | None = None,
     watch: Watch | None = None,
@@ -84,17 +87,13 @@ def learn(
 ) -> Outcome:
     """Learn everything in these folders that is new, in one round or in rounds of at most `clips` clips.
 
-    A new folder `root` needs `config`. With `watch` it goes on until a signal comes. SIGTERM and Ctrl-C save what is
-    done and stop; the outcome then has an exit code. A round that was interrupted is finished first.
+    A new learner needs `config`, or a finished `run` to go on from; for one that is there `config` is its own
+    (`Home.config`) with changes. With `watch` it goes on until a signal comes. SIGTERM and Ctrl-C save what is done
+    and stop; the outcome then has an exit code. A round that was interrupted is finished first.
     """
     home, console = Home(root), console or Console()
     with home.locked(), Stop() as stop:
-        if not home.exists:
-            if config is None:
-                raise StellaError(f"{root} is not the folder of a learner; check the path")
-            create(home, config, settings or Settings())
-        else:
-            change(home, config, settings)
+        _opened(home, config, settings, run)
         roots = [str(Path(source).absolute()) for source in sources]
         session = Session(Learner(home, console, stop), roots, epochs)
         try:
@@ -109,6 +108,19 @@ def learn(
             write_page(home)
             return Outcome(session.rounds, KEPT_APART)
         return Outcome(session.rounds)
+
+
+def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run: Path | str | None) -> None:
+    if home.exists:
+        if run is not None:
+            raise StellaError(f"{home.root} is a learner already; leave --from {run} out, or choose a new folder")
+        change(home, config, settings)
+    elif run is not None:
+        take_over(home, run, settings or Settings())
+    elif config is None:
+        raise StellaError(f"{home.root} is not the folder of a learner; check the path")
+    else:
+        create(home, config, settings or Settings())
 
 
 class Session:
@@ -257,10 +269,11 @@ def _full_disk_explained(root: Path) -> Iterator[None]:
         if (cause := _full(error)) is None:
             raise
         raise StellaError(
-            f"{root} cannot be written ({cause.strerror}); nothing is lost: free some space and run the same command again"
+            f"{root} cannot be written ({cause.strerror}); nothing is lost: free space and run the same command again"
         ) from error
 
 
 def with_changes(settings: Settings, **given: float | int | None) -> Settings:
     """The settings with those values that are given."""
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(settings, **changes)

@@ -31,8 +31,8 @@ def measures(before: Embeddings, after: Embeddings, rounds: Tensor, new: int, la
         if which.any()
     }
     own = {
-        int(r): {when: accuracy(p[:, rounds == r]) for when, p in places.items()} | {"clips": int((rounds == r).sum())}
-        for r in rounds.unique()
+        r: {when: accuracy(p[:, rounds == r]) for when, p in places.items()} | {"clips": int((rounds == r).sum())}
+        for r in sorted(set(rounds.tolist()))
     }
     by_round = levels(own, new, {} if last is None else last["rounds"])
     earlier = [each["best"] - each["level"] for r, each in by_round.items() if int(r) < new]

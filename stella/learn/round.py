@@ -174,7 +174,7 @@ class Learner:
         ]
         if plan.clips:
             tasks.append((f"round {folder.number}", opened(plan.train, self.home.cut)))
-        own = {"epochs": plan.epochs, "most_bad": 1.0, "workers": self._workers(plan.train)}
+        own: dict[str, Any] = {"epochs": plan.epochs, "most_bad": 1.0, "workers": self._workers(plan.train)}
         stream = Stream(tasks, replace(self.config.stream, **own), self.machine.device, skipped)
         if trainer is None:
             state = self.home.round(self.home.current).checkpoints.load() if self.home.current else None

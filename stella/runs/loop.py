@@ -35,7 +35,7 @@ from stella.runs.config import FREE, RunConfig, inputs_of, machine, settle, stor
 from stella.runs.environment import environment, provenance
 from stella.runs.folder import RunFolder
 from stella.runs.plan import plan
-from stella.runs.progress import Board, Display
+from stella.runs.progress import Board, Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints
 from stella.train.trainer import Trainer
@@ -87,6 +87,9 @@ def resume(
     folder = RunFolder(run)
     stored_config(folder)
     tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
+    if folder.end is not None:
+        go_on = f"stella learn HOME SRC… --from {run}"
+        say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
