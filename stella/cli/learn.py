@@ -82,16 +82,14 @@ def learn(
 
 def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]) -> Any:
     """The configuration of a new learner, whose sizes follow from the first folder; or that of an old one, changed."""
-    from stella.config import build, lay, merged, to_tree
+    from stella.config import build, merged, overridden, to_tree
     from stella.experiments.recipe import run_config, run_tree
     from stella.learn.items import kind_of
     from stella.runs.config import RunConfig
 
     if home.exists:
         tree = merged(to_tree(home.config), run_tree(recipe) if recipe else {})
-        for value in values:
-            lay(tree, value)
-        return build(RunConfig, tree)
+        return build(RunConfig, overridden(tree, values))
     if not any(value.startswith("data.source=") for value in values):
         kind, path = kind_of(sources[0])
         values = [f"data.source={kind}", f"data.path={path}", *values]

@@ -23,11 +23,11 @@ from typing import Any
 
 from stella.config import build, to_tree
 from stella.data.skipped import Skipped
-from stella.data.tasks import DecodedConfig, with_margin
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, write_json, write_text
-from stella.learn.items import Cut, Item, Seen
-from stella.runs.config import RunConfig
+from stella.learn.items import Item, Seen
+from stella.media.inputs import Inputs
+from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
 
 VERSION = 1
@@ -105,7 +105,7 @@ class Home:
             "version": VERSION,
             "config": to_tree(config),
             "settings": asdict(settings),
-            "cut": asdict(_cut(config)),
+            "inputs": asdict(inputs_of(config)),
         }
         write_json(self.file, tree)
 
@@ -142,8 +142,9 @@ class Home:
         return build(Settings, self._tree["settings"], "settings.")
 
     @property
-    def cut(self) -> Cut:
-        return build(Cut, self._tree["cut"], "cut.")
+    def inputs(self) -> Inputs:
+        """How clips are made; as when the learner was made, wherever its first clips are now."""
+        return build(Inputs, self._tree["inputs"], "inputs.")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -267,11 +268,3 @@ def _link(path: Path, target: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cut(config: RunConfig) -> Cut:
-    data, sizes = config.data, config.data.sizes()
-    duration, span = sizes.spec_frames / 100, DecodedConfig.span
-    if isinstance(data, DecodedConfig):
-        duration, span = data.duration, data.span
-    return Cut(sizes.pixels, sizes.spec_frames, sizes.frames, with_margin(sizes.pixels), duration, span)

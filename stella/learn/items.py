@@ -17,6 +17,7 @@ from stella.data.shards import Shards
 from stella.data.views import View, view
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode
+from stella.media.inputs import Inputs
 
 SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
 
@@ -25,18 +26,6 @@ Signature = tuple[int, ...]  # changes while a file is being written
 
 class GoneError(StellaError):
     """A folder that was there is not: a disk that was unmounted."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How clips are cut out of videos, and the sizes that packed clips must have."""
-
-    pixels: int  # of the model's input
-    spec_frames: int
-    frames: int
-    size: int  # short side of decoded frames
-    duration: float  # seconds
-    span: float | None  # seconds of the window that the frames come from
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class Seen:
 class Scanner:
     """Lists what folders hold. What is known of unchanged files is kept, so that a second scan is quick."""
 
-    cut: Cut
+    inputs: Inputs
     problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
     _stamps: dict[Path, tuple[Signature, str]] = field(default_factory=dict)
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
@@ -119,7 +108,7 @@ class Scanner:
         try:
             signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
             if self._inside.get(folder, ((), []))[0] != signature:
-                source = _container(folder, self.cut)
+                source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
                 items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]
                 self._inside[folder] = (signature, items)
@@ -140,12 +129,12 @@ def gone(root: str) -> bool:
         return True
 
 
-def opened(items: Sequence[Item], cut: Cut) -> View:
+def opened(items: Sequence[Item], inputs: Inputs) -> View:
     """The clips of these items, in this order. Those of a folder that cannot be opened raise `ClipError`."""
     wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
     for item in items:
         wanted.setdefault(_folder(item), []).append(item.clip or item.path)
-    found = {key: _open(*key, names, cut) for key, names in wanted.items()}
+    found = {key: _open(*key, names, inputs) for key, names in wanted.items()}
     number = {key: i for i, key in enumerate(found)}
     clips = [(number[_folder(item)], found[_folder(item)][1].get(item.clip or item.path, -1)) for item in items]
     return view([source for source, _ in found.values()], clips)
@@ -201,15 +190,14 @@ def _folder(item: Item) -> tuple[str, str | None]:
     return item.root, item.path if item.clip else None
 
 
-def _open(root: str, inner: str | None, names: Sequence[str], cut: Cut) -> tuple[Source, dict[str, int]]:
+def _open(root: str, inner: str | None, names: Sequence[str], inputs: Inputs) -> tuple[Source, dict[str, int]]:
     """A source that holds these clips, and where."""
     if gone(root):
         raise GoneError(f"{root} is gone; bring it back and run the same command again")
     if inner is None:
-        plan = Plan(0.0, cut.duration, cut.frames, cut.size, cut.span)
-        return Present(Videos(root, names, plan), root), {name: i for i, name in enumerate(names)}
+        return Present(Videos(root, names, inputs.plan()), root), {name: i for i, name in enumerate(names)}
     try:
-        source = _container(Path(root) / inner, cut)
+        source = _container(Path(root) / inner, inputs)
     except StellaError:
         return Present(Videos(root, [], Plan()), root), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
@@ -217,12 +205,12 @@ def _open(root: str, inner: str | None, names: Sequence[str], cut: Cut) -> tuple
     return source if whole else Present(source, root), positions
 
 
-def _container(folder: Path, cut: Cut) -> Packed | Shards:
+def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
     if not (folder / "clips.json").exists():
-        return Shards(folder, cut.frames, cut.span, cut.size)
+        return Shards(folder, inputs.frames, inputs.span, inputs.size)
     source = Packed(folder)
     has = (source.header.pixels, source.header.spec_frames, source.header.frames[0])
-    if has != (want := (cut.pixels, cut.spec_frames, cut.frames)):
+    if has != (want := (inputs.pixels, inputs.spec_frames, inputs.frames)):
         names = ("pixels", "time steps", "frames")
         sizes = [", ".join(f"{n} {name}" for n, name in zip(each, names, strict=True)) for each in (has, want)]
         raise StellaError(f"{folder} was packed for {sizes[0]} and this model takes {sizes[1]}; pack it again")

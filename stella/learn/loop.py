@@ -129,7 +129,7 @@ class Session:
     def __init__(self, learner: Learner, roots: Sequence[str], epochs: int) -> None:
         self.learner, self.home, self.roots, self.epochs = learner, learner.home, roots, epochs
         self.rounds: list[Line] = []
-        self.scanner = Scanner(self.home.cut)
+        self.scanner = Scanner(self.home.inputs)
         self._told: set[str] = set()
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stella.evaluate.modality_gap import modality_gap
-from stella.evaluate.retrieval import KS, Embeddings, ranks
+from stella.evaluate.retrieval import KS, Embeddings, modality_gap, ranks
 from stella.files import Line
 
 WORST = 8  # clips that fell most, named in the record

@@ -157,8 +157,8 @@ class Learner:
         own = [clip for clip in clips if clip.round == folder.number]
         if own:
             stream, items = self.config.stream, [clip.item for clip in own]
-            seconds = self.home.cut.duration
-            source = opened(items, self.home.cut)
+            seconds = self.home.inputs.duration
+            source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
         return HeldOut(self.home.held, clips)
 
@@ -173,7 +173,7 @@ class Learner:
             (f"round {n}", Past(past.clips)) for n, past in enumerate(self.home.plans(), 1) if past.clips
         ]
         if plan.clips:
-            tasks.append((f"round {folder.number}", opened(plan.train, self.home.cut)))
+            tasks.append((f"round {folder.number}", opened(plan.train, self.home.inputs)))
         own: dict[str, Any] = {"epochs": plan.epochs, "most_bad": 1.0, "workers": self._workers(plan.train)}
         stream = Stream(tasks, replace(self.config.stream, **own), self.machine.device, skipped)
         if trainer is None:
@@ -269,9 +269,9 @@ class Learner:
         scores = {"A": found["old"] and found["old"]["after"], "F": found["F"], "gallery": found["gallery"]}
         extra = {"config": to_tree(self.config), "commit": self._commit, "round": folder.number, "scores": scores}
         method = trainer.method
-        write_bytes(folder.weights, weights.packed(method.eval_model, method.avm, extra))
+        write_bytes(folder.weights, weights.packed(method.eval_model, method.avm, extra, self.home.inputs))
         if trainer.slow is not None:
-            write_bytes(folder.slow_weights, weights.packed(trainer.slow.model, None, extra))
+            write_bytes(folder.slow_weights, weights.packed(trainer.slow.model, None, extra, self.home.inputs))
 
     def _guarded(self, found: Line) -> Line:
         guard, fell = self.home.settings.guard, fall(found)

@@ -16,7 +16,7 @@ from stella.files import Line, write_bytes, write_json
 from stella.learn.held import HeldClip, kept, store
 from stella.learn.home import Home, Plan, Settings
 from stella.learn.items import Item, content
-from stella.runs.config import stored_config
+from stella.runs.config import inputs_of, stored_config
 from stella.runs.folder import RunFolder
 from stella.train.checkpoint import Checkpoints
 
@@ -45,7 +45,7 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
         there.write_plan(_listed(plan))
         own = [clip for clip in kept(plans, settings.held) if clip.round == number]
         home.held.mkdir(exist_ok=True)
-        _store(own, plan, source, home, config.data.sizes().spec_frames / 100)
+        _store(own, plan, source, home, inputs_of(config).duration)
         write_json(there.record, _record(number, plan, f"{run}, {name}"))
     last = home.round(len(plans))
     last.checkpoints.save(state["trainer"]["counters"]["step"], {"trainer": state["trainer"], "loss": {}})

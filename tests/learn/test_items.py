@@ -1,18 +1,20 @@
 """What counts as new."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.learning import packed
 
 from stella.errors import ClipError
-from stella.learn.items import Cut, GoneError, Item, Scanner, Seen, gone, opened
+from stella.learn.items import GoneError, Item, Scanner, Seen, gone, opened
+from stella.media.inputs import Inputs
 
-CUT = Cut(pixels=32, spec_frames=64, frames=4, size=36, duration=0.64, span=None)
+INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
 
 
 def new(root: Path, seen: Seen, scanner: Scanner | None = None) -> list[Item]:
-    return [item for item, _ in (scanner or Scanner(CUT)).scan(str(root), seen)]
+    return [item for item, _ in (scanner or Scanner(INPUTS)).scan(str(root), seen)]
 
 
 def write(path: Path, text: str) -> Path:
@@ -63,13 +65,13 @@ def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
     packed(tmp_path / "in", (3, 4))
     packed(tmp_path / "in" / "half.tmp", (5,))
     write(tmp_path / "in" / "broken" / "clips.json", "{}")
-    scanner = Scanner(CUT)
+    scanner = Scanner(INPUTS)
     items = new(tmp_path, Seen(), scanner)
     assert [item.path for item in items] == ["in/0"] * 3 + ["in/1"] * 4
     assert len(scanner.problems) == 1 and "broken" in scanner.problems[0]
     some = [items[5], items[0]]
-    assert [clip.id for clip in opened(some, CUT)] == ["1/2", "0/0"]  # type: ignore[attr-defined]
-    wrong = Scanner(Cut(64, 64, 4, 36, 0.64, None))
+    assert [clip.id for clip in opened(some, INPUTS)] == ["1/2", "0/0"]  # type: ignore[attr-defined]
+    wrong = Scanner(replace(INPUTS, pixels=64))
     assert new(tmp_path / "in" / "0", Seen(), wrong) == []
     assert "was packed for 32 pixels" in wrong.problems[0] and "takes 64 pixels" in wrong.problems[0]
 
@@ -80,10 +82,10 @@ def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path
     Path(source, "clips.json").unlink()
     write(tmp_path / "in" / "something.txt", "else")
     with pytest.raises(ClipError, match="not there any more"):
-        opened(items, CUT)[0]
+        opened(items, INPUTS)[0]
     root = tmp_path / "mount"
     write(root / "film.mp4", "film")
-    clips = opened(new(root, Seen()), CUT)
+    clips = opened(new(root, Seen()), INPUTS)
     (root / "film.mp4").unlink()
     assert gone(str(root)) and gone(str(tmp_path / "never"))
     with pytest.raises(GoneError, match="mount is gone; bring it back"):

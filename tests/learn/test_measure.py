@@ -21,7 +21,7 @@ def naive(e: Embeddings, which: list[int]) -> float:
     total, hits = 0, 0
     for query, gallery in ((e.a, e.v), (e.v, e.a)):
         for i in which:
-            order = sorted(range(len(e)), key=lambda j: -float(query[i].double() @ gallery[j].double()))  # noqa: B023
+            order = sorted(range(len(e)), key=lambda j: -float(query[i].double() @ gallery[j].double()))
             for k in (1, 5, 10):
                 total, hits = total + 1, hits + (order.index(i) < k)
     return 100 * hits / total
