@@ -37,6 +37,7 @@ ROOMS = (
     "transfer",
     "bench",
     "report",
+    "learn",
     "experiments",
     "cli",
 )

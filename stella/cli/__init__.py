@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, search, train, transfer, use
+from stella.cli import data, learn, models, scenes, search, train, transfer, use
 from stella.cli.common import say
 from stella.errors import StellaError, plain
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Use": (search.index, search.search, use.embed, use.localise),
-    "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
+    "Training": (train.demo, train.pretrain, train.compare, train.reproduce, learn.learn),
     "Models and results": (
         models.evaluate,
         transfer.transfer,

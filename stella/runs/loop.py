@@ -32,6 +32,7 @@ from stella.runs.config import RunConfig, inputs_of, machine, settle, stored_con
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
 from stella.runs.plan import plan
+from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
 from stella.train.trainer import Trainer
@@ -72,6 +73,9 @@ def resume(
     folder = RunFolder(run)
     stored_config(folder)
     tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
+    if folder.end is not None:
+        go_on = f"stella learn HOME SRC… --from {run}"
+        say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 

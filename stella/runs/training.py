@@ -8,7 +8,6 @@ interrupts is repeated with the same outcome.
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,9 +82,8 @@ class Training(ABC):
         self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
         write_json(folder.config, self._tree)
         write_json(folder.environment, self.environment)
-        if state is not None:  # the meter and the optimiser keep the tensors they are given: copy them
-            kept = {name: deepcopy(state["trainer"][name]) for name in ("meter", "optimizer")}
-            self.trainer.load_state_dict(state["trainer"] | kept)
+        if state is not None:
+            self.trainer.load_state_dict(state["trainer"])
         folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -211,11 +212,11 @@ class Trainer:
                 f"differ; resume it on a machine with {there}, or start a new run"
             )
         self.counters = Counters(**state["counters"])
-        self.meter.load_state_dict(state["meter"])
+        self.meter.load_state_dict(deepcopy(state["meter"]))  # it keeps the tensors, as the optimiser does
         self.method.load_state_dict(state["method"])
         if self.slow is not None:
             self.slow.load_state_dict(state["slow"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         for group, (rate, _) in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
         if self.method.memory is not None:
