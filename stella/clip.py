@@ -10,6 +10,7 @@ from torch import Tensor
 Device = torch.device | str
 
 SAMPLE_RATE = 16_000
+BACKGROUND = "background"  # the class of a segment without an event
 MIDDLE = 0.5  # where a clip's frames come from unless a window is drawn: 0 is its beginning, 1 its end
 
 
@@ -26,8 +27,9 @@ class Labels:
 
     name: str | None = None  # class
     task: str | None = None
-    mask: Tensor | None = None  # bool [T, H, W], the sounding object
+    mask: Tensor | None = None  # bool [T, H, W], the sounding object; float in 0 … 1 where annotators disagree
     events: Tensor | None = None  # bool [10], which tenths of the clip hold an event
+    masked: Tensor | None = None  # bool [T], the frames whose mask is known; None: all
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ def labels_of(source: Source, indices: Tensor | Sequence[int]) -> list[Labels]:
 def class_of(source: Source, index: int) -> str | None:
     """The class of a clip, without its other labels where the source can tell."""
     return source.class_of(index) if isinstance(source, Classified) else labels_of(source, [index])[0].name
+
+
+def names_of(source: Source, indices: Tensor | Sequence[int]) -> list[str | None]:
+    """The classes of these clips."""
+    return [class_of(source, int(index)) for index in indices]
 
 
 def location_of(source: Source, index: int) -> str:

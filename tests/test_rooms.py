@@ -34,8 +34,10 @@ ROOMS = (
     "runs",
     "embed",
     "search",
+    "transfer",
     "bench",
     "report",
+    "learn",
     "experiments",
     "cli",
 )
@@ -84,6 +86,7 @@ BLOCKED = (
     "ray",
     "kaldi_native_fbank",
     "huggingface_hub",
+    "h5py",
 )
 
 SCRIPT = f"""

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, models, scenes, search, train, use
+from stella.cli import data, learn, models, scenes, search, train, transfer, use
 from stella.cli.common import say
 from stella.errors import StellaError, plain
 
@@ -24,8 +24,16 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Use": (search.index, search.search, use.embed, use.localise),
-    "Training": (train.demo, train.pretrain, train.compare, train.reproduce),
-    "Models and results": (models.evaluate, models.report, models.methods, models.config, models.weights, models.bench),
+    "Training": (train.demo, train.pretrain, train.compare, train.reproduce, learn.learn),
+    "Models and results": (
+        models.evaluate,
+        transfer.transfer,
+        models.report,
+        models.methods,
+        models.config,
+        models.weights,
+        models.bench,
+    ),
     "Data": (data.look, data.prepare, data.pack),
 }
 for panel, commands in COMMANDS.items():

@@ -167,7 +167,9 @@ def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    found = sorted(each.parent for each in path.rglob("config.json") if (each.parent / "environment.json").exists())
+    from stella.runs.folder import runs_below
+
+    found = [run.root for run in runs_below(path)]
     if not found:
         raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
     return found

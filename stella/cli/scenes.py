@@ -62,6 +62,27 @@ def audit(
     for name, ceilings in rows.items():
         table.add_row(name, *(f"{value:.1f}" for value in ceilings.values()))
     console.print(table)
+    _audit_downstream(clips, size, seed)
+
+
+def _audit_downstream(clips: int, size: str, seed: int) -> None:
+    from stella.data.downstream import DOWNSTREAM
+    from stella.data.scenes import Scenes, ScenesConfig
+    from stella.data.scenes.audit import audit as run
+    from stella.data.scenes.audit import class_cues
+    from stella.transfer.ceilings import ceilings
+    from stella.transfer.tasks import FIRST
+
+    table = Table("task", "figure", "by", title=f"The downstream tasks on {size}, {clips} clips of each part per task")
+    data = ScenesConfig(size=size, seed=seed, clips=clips, eval_clips=clips, cache="off")
+    for task in DOWNSTREAM:
+        found = ceilings(task, data.downstream(task))
+        if task == "retrieval":
+            found = run({"novel": Scenes("novel", "eval", clips, size=size, seed=seed)})["novel"]
+        if task == "classify":
+            found |= class_cues()
+        table.add_row(task, FIRST[task], ", ".join(f"{name} {value:.1f}" for name, value in found.items()))
+    console.print(table)
 
 
 @app.command()

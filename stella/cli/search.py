@@ -1,39 +1,57 @@
 """`stella index` and `stella search`: a folder becomes searchable by sound and picture."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from stella.cli.common import say, wide
 from stella.errors import StellaError
 
+SHOWN_BAD = 20
+
 Model = Annotated[
     str | None,
-    typer.Option(
-        help="Shipped name, weight file, run or learner's home.", show_default="the index's own, or base-small"
-    ),
+    typer.Option(help="Shipped name, weight file or run.", show_default="the index's own, or base-small"),
 ]
 Device = Annotated[
     str | None, typer.Option(help="Where to run the model: cpu, cuda, …", show_default="the best there is")
 ]
-SHOWN_BAD = 20
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="[SRC]… INDEX",
+        help="Folders of videos and sounds, or of shards; then the index. Without SRC: the folders it knows.",
+    ),
+]
+Overlap = Annotated[
+    float | None,
+    typer.Option(help="Share of a window that the next one repeats.", show_default="the index's own, or 0.5"),
+]
+Query = Annotated[
+    str,
+    typer.Argument(
+        help="A sound (asks by its sound), a video (asks by its pictures), or FILE@12.5 for the window around that "
+        "second. The vectors of a longer file's windows are averaged."
+    ),
+]
+To = Annotated[
+    Literal["video", "audio"] | None,
+    typer.Option(help="Find pictures or sounds that fit.", show_default="pictures for a sound, sounds for pictures"),
+]
+By = Annotated[
+    Literal["video", "audio"] | None,
+    typer.Option(help="Ask by the query's pictures or by its sound.", show_default="its pictures if it has some"),
+]
+Glob = Annotated[str | None, typer.Option(help="Only files that match, such as 'cats/*'.", show_default="all")]
+Label = Annotated[str | None, typer.Option(help="Only files with this label.", show_default="all")]
 
 
 def index(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="[SRC]… INDEX",
-            help="Folders of videos and sounds, or of shards; then the index. Without SRC: the folders it knows.",
-        ),
-    ],
+    paths: Paths,
     model: Model = None,
     device: Device = None,
-    overlap: Annotated[
-        float | None,
-        typer.Option(help="Share of a window that the next one repeats.", show_default="the index's own, or 0.5"),
-    ] = None,
+    overlap: Overlap = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Embed everything again that another model or version has made.")
     ] = False,
@@ -45,59 +63,48 @@ def index(
     ] = False,
 ) -> None:
     """Make a folder searchable, or bring its index up to date. Stop it at any time and run it again."""
-    from stella.report.found import printable, state_table
+    from stella.report.found import state_table
     from stella.search.index import Index
 
     *sources, root = paths
     found = Index(root)
     if state:
         wide(100).print(state_table(found.state()))
-        for one in found.bad():
-            say(f"bad {printable(one.file)}: {one.reason}", "yellow")
+        _list_bad(found, None)
         return
+    if forget and not sources:
+        raise StellaError("--forget needs the folders to drop: stella index --forget SRC INDEX")
     if forget:
-        if not sources:
-            raise StellaError("--forget needs the folders to drop: stella index --forget SRC INDEX")
         for source in sources:
             found.forget(source)
     else:
-        summary = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
-        bad = found.bad()
-        for one in bad[:SHOWN_BAD]:
-            say(f"bad {printable(one.file)}: {one.reason}", "yellow")
-        if len(bad) > SHOWN_BAD:
-            say(f"… and {len(bad) - SHOWN_BAD} more: stella index {printable(root)} --state lists them", "yellow")
-        say(str(summary))
+        done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
+        _list_bad(found, SHOWN_BAD)
+        say(str(done))
     if compact:
         say(f"{found.compact():,} rows of dropped windows removed")
     if faiss:
         found.build_ivf()
 
 
+def _list_bad(found: Any, most: int | None) -> None:
+    from stella.report.found import printable
+
+    bad = found.bad()
+    for one in bad[:most]:
+        say(f"bad {printable(one.file)}: {one.reason}", "yellow")
+    if most is not None and len(bad) > most:
+        say(f"… and {len(bad) - most} more: stella index {printable(found.path)} --state lists them", "yellow")
+
+
 def search(
     index: Annotated[Path, typer.Argument(help="Folder that `stella index` filled.")],
-    query: Annotated[
-        str,
-        typer.Argument(
-            help="A sound (asks by its sound), a video (asks by its pictures), or FILE@12.5 for the window around that "
-            "second. The vectors of a longer file's windows are averaged."
-        ),
-    ],
-    to: Annotated[
-        Literal["video", "audio"] | None,
-        typer.Option(
-            help="Find pictures or sounds that fit.", show_default="pictures for a sound, sounds for pictures"
-        ),
-    ] = None,
-    by: Annotated[
-        Literal["video", "audio"] | None,
-        typer.Option(help="Ask by the query's pictures or by its sound.", show_default="its pictures if it has some"),
-    ] = None,
+    query: Query,
+    to: To = None,
+    by: By = None,
     k: Annotated[int, typer.Option("-k", help="Number of moments to find.")] = 10,
-    path: Annotated[
-        str | None, typer.Option(help="Only files that match, such as 'cats/*'.", show_default="all")
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="Only files in a folder of this name.", show_default="all")] = None,
+    path: Glob = None,
+    label: Label = None,
     all_windows: Annotated[
         bool, typer.Option("--all-windows", help="Show overlapping windows of a file too, not only the best.")
     ] = False,
@@ -117,18 +124,8 @@ def search(
     from stella.report.found import found_table, found_tree, write_found
     from stella.search.index import Index
 
-    found = Index(index).search(
-        query,
-        k,
-        to=to,
-        by=by,
-        path=path,
-        label=label,
-        merge=not all_windows,
-        model=model,
-        device=device,
-        faiss=faiss,
-    )
+    asked = {"to": to, "by": by, "path": path, "label": label, "merge": not all_windows}
+    found = Index(index).search(query, k, **asked, model=model, device=device, faiss=faiss)  # type: ignore[arg-type]
     if page:
         write_found(found, page)
     if as_json:

@@ -110,11 +110,13 @@ def reproduce(
 ) -> None:
     """Run one of the paper's comparisons, skip what is finished, and print it beside the paper's own figures."""
     from stella.experiments import reproduce as paper
+    from stella.experiments.coverage import coverage
     from stella.experiments.recipe import load
 
     page = wide(120)
     if name is None:
         page.print(paper.listing())
+        wide(200).print(coverage())
     elif results is not None:
         paper.show(name, results, page, values or [])
     else:

@@ -5,12 +5,34 @@ from dataclasses import fields
 from typing import Any, cast, get_args
 
 from stella.config import convert
+from stella.data.archives.ave import AVEConfig
+from stella.data.archives.avsbench import AVSBenchConfig
+from stella.data.archives.msrvtt import MSRVTTConfig
+from stella.data.archives.sources import FlickrConfig, VGGSSConfig
+from stella.data.archives.vggsound import VGGSoundConfig
 from stella.data.folder import FolderConfig
 from stella.data.packed import PackedConfig
 from stella.data.scenes import ScenesConfig
 from stella.data.shards import ShardsConfig
 
-DataConfig = ScenesConfig | FolderConfig | ShardsConfig | PackedConfig
+DataConfig = (
+    ScenesConfig
+    | FolderConfig
+    | ShardsConfig
+    | PackedConfig
+    | AVEConfig
+    | AVSBenchConfig
+    | FlickrConfig
+    | MSRVTTConfig
+    | VGGSoundConfig
+    | VGGSSConfig
+)
+
+
+def is_embedded(source: object = None) -> bool:
+    """Whether the source of this name (None: the default) ships with the package."""
+    kinds = get_args(DataConfig)
+    return any(kind.embedded for kind in kinds if kind.source == (source or kinds[0].source))
 
 
 def keys_of(source: object) -> set[str]:

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NoReturn
@@ -97,23 +97,36 @@ def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[st
     """
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give the folder that holds the videos")
-    found: list[str] = []
-    walked: set[tuple[int, int]] = set()  # linked folders are followed, each once: links may form a cycle
-    for folder, subfolders, names in os.walk(root, onerror=_refuse, followlinks=True):
-        here = Path(folder).stat()
+    found = [
+        (folder / name).relative_to(root).as_posix()
+        for folder, _, names in walk(root, _refuse)
+        for name in names
+        if Path(name).suffix.lower() in suffixes
+    ]
+    if not found:
+        raise StellaError(f"{root} holds no videos; put files such as {', '.join(suffixes[:8])} … there")
+    return sorted(found)
+
+
+def walk(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Every folder below `root` with the names of its sub-folders and files, except hidden ones.
+
+    Linked folders are followed, each once: links may form a cycle. Sub-folders that the caller removes from the list
+    are not entered.
+    """
+    walked: set[tuple[int, int]] = set()
+    for folder, subfolders, names in os.walk(root, onerror=onerror, followlinks=True):
+        try:
+            here = Path(folder).stat()
+        except OSError as error:
+            onerror(error)
+            continue
         if (here.st_dev, here.st_ino) in walked:
             subfolders.clear()
             continue
         walked.add((here.st_dev, here.st_ino))
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        found += [
-            (Path(folder) / name).relative_to(root).as_posix()
-            for name in names
-            if not name.startswith(".") and Path(name).suffix.lower() in suffixes
-        ]
-    if not found:
-        raise StellaError(f"{root} holds no videos; put files such as {', '.join(suffixes[:8])} … there")
-    return sorted(found)
+        yield Path(folder), subfolders, [name for name in names if not name.startswith(".")]
 
 
 def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[str, Labels]:

@@ -164,6 +164,13 @@ class Stream:
         self.position = Position(**state["position"])
         self.finished_task = state["finished_task"]
 
+    def take_up(self, state: Mapping[str, Any]) -> None:
+        """Continue after the last task of a stream that had the first tasks of this one, with any number of epochs."""
+        plan, own = state["plan"], self._shape()
+        clips = [*plan["clips"], *own["clips"][len(plan["clips"]) :]]
+        self.load_state_dict({**state, "plan": plan | {"clips": clips, "epochs": own["epochs"]}})
+        self.finished_task = None
+
     def _shape(self) -> dict[str, Any]:
         """The settings that give a position its meaning."""
         names = ("batch_size", "epochs", "shuffle", "drop_last", "seed")

@@ -12,10 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from stella.clip import Device, Labels, Source, Stored
-from stella.data.views import part
+import torch
+
+from stella.clip import Device, Labels, Source, Stored, names_of
+from stella.data.downstream import Parts
+from stella.data.views import join, part
 from stella.errors import ConfigError, StellaError
 from stella.media.inputs import PER_SECOND, Inputs, with_margin
+from stella.rng import generator
 
 Tasks = list[tuple[str, Source]]
 ONLY_TASK = "all"  # the name where clips have no tasks
@@ -27,6 +31,7 @@ class SourceConfig(ABC):
     """A data source. A subclass sets `source` to its own name, which `data.source=NAME` picks."""
 
     least_workers: ClassVar[int] = 0  # worker processes that a run needs
+    embedded: ClassVar[bool] = False  # small clips that ship with the package, for small models
 
     source: str = ""
     tasks: tuple[str, ...] = ()  # names, in the order of training; empty: all
@@ -80,6 +85,35 @@ class SourceConfig(ABC):
     def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
         """A by chance, and by what else is known, in a gallery of these numbers of clips; empty if nothing is."""
         return chance(clips)
+
+    def remarks(self) -> list[str]:
+        """What is odd about the data, in sentences for the user. Nothing stops because of it."""
+        return []
+
+    def downstream(self, task: str) -> Parts:
+        """The clips of a downstream task: a tenth of the training clips chooses the best model.
+
+        Any source serves retrieval and matching, one whose clips all have a class also classify. Sources with masks or
+        segments have methods of their own.
+        """
+        if task not in ("retrieval", "matching", "classify"):
+            raise StellaError(
+                f"data.source={self.source} has no ground truth for {task}; leave DATA out for scenes, or give one "
+                "that has (stella transfer --help)"
+            )
+        train, test = (join([source for _, source in tasks]) for tasks in (self.train_tasks(), self.eval_tasks()))
+        order = torch.randperm(len(train), generator=generator(self.seed, "validation clips")).tolist()
+        held, kept = sorted(order[: max(1, len(order) // 10)]), sorted(order[max(1, len(order) // 10) :])
+        classes = class_names(train) if task == "classify" else ()
+        return Parts(part(train, kept), part(train, held), test, classes)
+
+
+def class_names(source: Source) -> tuple[str, ...]:
+    """The classes of a source's clips, sorted; refuses clips without one."""
+    found = names_of(source, range(len(source)))
+    if missing := sum(name is None for name in found):
+        raise StellaError(f"{missing} of {len(found)} clips have no class; name it in data.labels, or leave them out")
+    return tuple(sorted({str(name) for name in found}))
 
 
 def chance(clips: Sequence[int]) -> dict[str, float]:
@@ -203,10 +237,10 @@ class DecodedConfig(FilesConfig):
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
     # none, and auto of the span: as the weights that a run starts from want it, or else the paper's (`Inputs`)
-    pixels: int | None = None  # after cropping
-    frames: int | None = None
-    duration: float | None = None  # seconds of a clip
-    span: float | Literal["auto"] | None = "auto"  # seconds of the window with the frames; none: the whole clip
+    pixels: int | None = None  # side of the square picture after cropping; none: as the weights, or 224
+    frames: int | None = None  # video frames of a clip; none: as the weights, or 4
+    duration: float | None = None  # seconds of a clip; none: as the weights, or 10.24
+    span: float | Literal["auto"] | None = "auto"  # seconds of the frames' window; auto: as the weights; none: all
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ from stella.clip import (
     Labels,
     Source,
     Stored,
+    Windowed,
     class_of,
     clip_of,
     labels_of,
@@ -113,6 +114,11 @@ def view(sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> View:
     if all(isinstance(source, ArraySource) for source in sources):
         return ArrayView(sources, clips)
     return (BatchView if all(isinstance(source, BatchSource) for source in sources) else View)(sources, clips)
+
+
+def has_windows(source: Source) -> bool:
+    """Whether the frames of a source's clips can come from several windows."""
+    return all(map(has_windows, source.sources)) if isinstance(source, View) else isinstance(source, Windowed)
 
 
 def part(source: Source, indices: Sequence[int]) -> View:

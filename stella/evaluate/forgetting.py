@@ -61,3 +61,16 @@ def summary(evaluations: Evaluations) -> dict[str, Any]:
 def _means(parts: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     columns = {name: [part[name] for part in parts] for name in ("A", "F")}
     return {name: None if None in values else float(np.mean(values)) for name, values in columns.items()}
+
+
+def gap_decline(gaps: Sequence[Sequence[float]]) -> float | None:
+    """How much the gap of earlier tasks shrinks: mean over i < T of the largest gap[t][i] - gap[T][i] over t < T.
+
+    `gaps` has a row for each task learnt, with the gap of every task; None for a single task, or without a row after
+    each task (Multitask).
+    """
+    tasks = len(gaps[0]) if gaps else 0
+    if len(gaps) != tasks or tasks < 2:
+        return None
+    drops = [max(row[i] for row in gaps[:-1]) - gaps[-1][i] for i in range(tasks - 1)]
+    return sum(drops) / len(drops)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import Labels, Source, labels_of
+from stella.data.downstream import sounds
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.data.views import part
 from stella.evaluate.retrieval import Autocast
@@ -87,8 +88,7 @@ def regions(labels: Labels, config: CAVConfig) -> Tensor:
     """Patches of the frames with an event, bool [2, Lv]: those at least half of which is the sounding object, and the
     others. Both are all false without a mask. Evaluation batches show the centre crop.
 
-    Frame t of T is taken from the middle of the t-th of T equal parts of the clip; it has an event if that tenth of
-    the clip has one. Without `labels.events` every frame counts.
+    Only frames with an event count; without `labels.events` every frame does.
     """
     frames, rows, columns = config.grid_v
     if labels.mask is None:
@@ -96,10 +96,7 @@ def regions(labels: Labels, config: CAVConfig) -> Tensor:
     pixels = labels.mask.to(torch.uint8)[None, :, None].expand(-1, -1, 3, -1, -1) * 255  # [1, T, 3, H, W]
     mask = center_crop(pixels, config.image_size)[0, :, 0] / 255  # [T, H, W]
     covered = mask.view(frames, rows, config.patch_size, columns, config.patch_size).mean((2, 4))  # [T, rows, columns]
-    counts = torch.ones(frames, dtype=torch.bool)
-    if labels.events is not None:
-        tenths = len(labels.events)
-        counts = labels.events[((torch.arange(frames) + 0.5) / frames * tenths).long()]
+    counts = sounds(labels, frames)
     inside = covered >= 0.5
     return (torch.stack([inside, ~inside]) & counts[:, None, None]).flatten(1)
 

@@ -61,6 +61,9 @@ class Recipe:
     dataset: str = DATASET  # which of the paper's datasets to print beside our results
     speed: SpeedSteps | None = None
     first_seed: int = 0  # seeds are first_seed, first_seed + 1, …; development has others than tables
+    columns: tuple[str, ...] = ()  # further columns of results.csv to print
+    attention: bool = False  # draw where the sound is found after each task, and measure it
+    transfer: tuple[str, ...] = ()  # downstream tasks that the weights of every run are tested on
 
     @property
     def keys(self) -> list[str]:

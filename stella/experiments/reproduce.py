@@ -15,6 +15,8 @@ from rich.text import Text
 
 from stella.bench.measure import bench
 from stella.errors import StellaError
+from stella.experiments.downstream import show_downstream, transfer_all
+from stella.experiments.fading import fading
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -48,6 +50,10 @@ def reproduce(
         exit_code = run_all(configs, seeds, folder, console, processes).exit_code
         if exit_code:
             return exit_code
+        if recipe.attention:
+            fading(recipe, configs, seeds, folder, console)
+        if recipe.transfer:
+            return transfer_all(recipe, configs, seeds, folder, console, processes)
     else:
         if machine(next(iter(configs.values())).train).device.type != "cpu":
             configs = runs(name, [*recipe.speed.gpu, *overrides], only, orders)
@@ -90,6 +96,9 @@ def listing() -> Table:
 def show(name: str, results: Path | str, console: Console, overrides: Sequence[str] = ()) -> None:
     """Print the table of a results.csv and write it beside the file: reproduce.md, or X.md for another X.csv."""
     recipe, results = load(name), Path(results)
+    if recipe.transfer:
+        show_downstream(name, recipe, results, console)
+        return
     found, unknown = read_results(results, recipe.keys)
     if len(unknown) > sum(map(bool, found.values())):
         raise StellaError(f"{results} is not of {name}: it has {', '.join(unknown)}; give another file or name")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stella.errors import StellaError
+from stella.evaluate.forgetting import gap_decline
 from stella.evaluate.retrieval import DIRECTIONS, KS
 from stella.files import Line, lock, read_json, read_lines, write_text
 from stella.runs.environment import provenance
-from stella.runs.folder import RunFolder
+from stella.runs.folder import RunFolder, runs_below
 from stella.runs.record import Spread
 
 FIGURES = [(direction, str(k), figure) for direction in DIRECTIONS for k in KS for figure in "AF"]
@@ -26,8 +27,8 @@ def collect(folder: Path | str) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / "results.lock", wait=True):
-        found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
-        rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found if run.end is not None]
+        found = [run for run in runs_below(folder) if run.end is not None]
+        rows = [row(run.root.relative_to(folder).parent.as_posix(), run) for run in found]
         write_text(folder / "results.csv", to_csv(rows))
     return folder / "results.csv"
 
@@ -50,10 +51,17 @@ def row(name: str, run: RunFolder) -> dict[str, Any]:
         **{figure: end[figure] for figure in "AF"},
         **{f"slow_{figure}": end.get("slow", {}).get(figure) for figure in "AF"},  # empty without train.ema
         **{f"{way}_{k}_{figure}": end[way][k][figure] for way, k, figure in FIGURES},
+        **_gap([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         **_matching([line for line in read_lines(run.metrics) if line["kind"] == "evaluation"]),
         "clips": end["clips"],
         **_all_provenance(read_json(run.environment)),
     }
+
+
+def _gap(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """The modality gap at the end, the mean over tasks, and its decline."""
+    gaps = [line["modality_gap"] for line in evaluations if line["task"] >= 0 and line.get("modality_gap")]
+    return {"gap": sum(gaps[-1]) / len(gaps[-1]) if gaps else None, "gap_decline": gap_decline(gaps)}
 
 
 def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:

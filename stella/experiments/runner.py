@@ -19,8 +19,9 @@ from stella.experiments.results import collect
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.folder import RunFolder
-from stella.runs.loop import RunResult, check_unchanged, pretrain
+from stella.runs.loop import check_unchanged, pretrain
 from stella.runs.progress import say
+from stella.runs.training import RunResult
 
 
 @dataclass(frozen=True)

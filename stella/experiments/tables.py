@@ -59,8 +59,10 @@ def learning_sheet(
         spreads = {figure: spread(ours[name], figure) for figure in figures}
         won = [f"{each.share(spreads[of].mean):.0f}%" if spreads[of].values else "–" for of, each in rooms.items()]
         beside = [theirs[name].show(of) for of in "AF"] if name in theirs else ["–" for _ in columns]
-        rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *beside])
-    below = ["" for _ in (*figures[1:], *rooms, *columns)]
+        fine = [_fine(ours[name], column) for column in recipe.columns]
+        rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *fine, *beside])
+    below = ["" for _ in (*figures[1:], *rooms, *recipe.columns, *columns)]
+    further = [f"ours {name.replace('_', ' ')}" for name in recipe.columns]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
     sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
@@ -69,7 +71,7 @@ def learning_sheet(
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
-        [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *columns],
+        [*head, *(f"room won, {WEIGHTS[of]}" for of in rooms), *further, *columns],
         rows,
         cues,
         [
@@ -82,6 +84,13 @@ def learning_sheet(
             *_order(both),
         ],
     )
+
+
+def _fine(rows: Rows, column: str) -> str:
+    """A small figure: three digits."""
+    found = spread(rows, column)
+    deviation = "" if found.deviation is None else f" ± {found.deviation:.3f}"
+    return f"{found.mean:.3f}{deviation}" if found.values else "–"
 
 
 def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:

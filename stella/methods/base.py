@@ -139,6 +139,12 @@ class Method(nn.Module, ABC):
     def after_step(self) -> None:
         """Called once after the step and after `after_batch` of all its batches."""
 
+    rates: tuple[float, ...] = (1.0,)  # factors of the learning rate, one for each of `groups`
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        """What is trained, in groups with a learning rate each."""
+        return [[p for p in self.parameters() if p.requires_grad]]
+
     def attach(self, optimizer: torch.optim.Adam) -> None:
         """Called once with the optimiser of the run, for methods that look ahead of a step."""
 

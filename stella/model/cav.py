@@ -266,6 +266,14 @@ class CAV(nn.Module):
         x: Tensor = self.norm_v(self.blocks_u.video(_placed(x_v, self.inter_pos_embed_v, positions)))
         return x
 
+    def fuse_stages(self, x_a: Tensor, x_v: Tensor) -> list[Tensor]:
+        """The output of each joint fusion block, [B, La + Lv, D] each, audio first, before the last norm."""
+        x, stages = self._both(x_a, x_v, None, None), []
+        for block in self.blocks_u:
+            x = block(x)
+            stages.append(x)
+        return stages
+
     def _both(self, x_a: Tensor, x_v: Tensor, positions_a: Tensor | None, positions_v: Tensor | None) -> Tensor:
         """Both modalities side by side, positions added a second time."""
         x_a = x_a + _at(self.inter_pos_embed_a, positions_a)

@@ -101,16 +101,20 @@ def save(
 
 
 def packed(
-    model: CAV, avm: AVM | None = None, extra: Mapping[str, Any] | None = None, inputs: Inputs | None = None
+    model: CAV,
+    avm: AVM | None = None,
+    extra: Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
+    dtype: torch.dtype | None = None,
 ) -> bytes:
-    """The bytes that `save` writes."""
+    """The bytes that `save` writes; `dtype` stores tensors in another precision than the model's."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
     state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
     header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
     header |= {"avm_heads": avm.heads, "avm_beta": avm.beta} if avm else {"avm_heads": None}
     header |= {"inputs": to_tree(inputs)} if inputs else {}
     metadata = {OURS: json.dumps(header | {"extra": dict(extra or {})})}
-    return safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata)
+    return safetensors.torch.save({k: v.detach().to("cpu", dtype).contiguous() for k, v in state.items()}, metadata)
 
 
 def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:

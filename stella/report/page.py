@@ -169,6 +169,7 @@ def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[
         "slow": len(versions) > len(groups),
         "comparison": plots.comparison(groups, cues),
         "course": plots.course(groups),
+        "gaps": plots.gaps(groups) if len(groups) > 1 else None,
     }
 
 

@@ -93,6 +93,31 @@ def course(groups: Sequence[Group]) -> Markup:
 
 
 @styled
+def gaps(groups: Sequence[Group]) -> Markup | None:
+    """The modality gap after each task, the mean over all tasks: a line for each method. Slow weights are dashed."""
+    figure, (axis,) = new_figure(7.6, 3.0)
+    names: list[str] = []
+    for row, group in enumerate(groups):
+        for slow, one in enumerate(group.versions):
+            lines = [[line["modality_gap"] for line in run.evaluations if line.get("modality_gap")] for run in one.runs]
+            curves = [np.array([np.mean(gap) for gap in run]) for run in lines if len(run) > 2]  # not Multitask
+            if curves:
+                longest = max(map(len, curves))
+                names = max(names, ["start", *(f"after {name}" for name in one.tasks)][:longest], key=len)
+                look = {"color": SERIES[row % len(SERIES)], "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
+                look |= {"lw": 1.0 if slow else 1.7, "ls": DASHED if slow else "-", "mfc": PAPER if slow else None}
+                _band(axis, np.arange(longest), curves, label=one.label, **look)
+    if not names:
+        return None
+    axis.set_xticks(range(len(names)), names)
+    axis.set(ylabel="distance of the centroids")
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="y")
+    _legend(axis, columns=6)
+    return to_svg(figure, "Modality gap after each task")
+
+
+@styled
 def losses(group: Group) -> Markup | None:
     """The loss and its parts over the steps, and where tasks end."""
     width = max(1, -(-max(run.step for run in group.runs) // POINTS))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stella.files import Line, read_json
 from stella.train.device import Runtime
 
 
@@ -51,3 +52,19 @@ def _git(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def with_earlier(facts: Line, file: Path) -> Line:
+    """The environment, with those of earlier parts of this run if commit or machine changed."""
+    if not file.exists():
+        return facts
+    before = read_json(file)
+    earlier = before.pop("earlier", [])
+    if where(before) != where(facts):
+        earlier = [*earlier, before]
+    return facts | {"earlier": earlier} if earlier else facts
+
+
+def where(facts: Line) -> str:
+    found = provenance(facts)
+    return f"commit {str(found['commit'])[:10]} on {found['hardware']}"

@@ -9,6 +9,20 @@ from stella.errors import StellaError
 from stella.files import Line, lock, read_json, read_lines, sweep
 
 
+def runs_below(folder: Path) -> "list[RunFolder]":
+    """All pre-training runs anywhere below a folder, sorted by path. Downstream runs have no method."""
+    found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
+    return [run for run in found if run.environment.exists() and _has_method(run)]
+
+
+def _has_method(run: "RunFolder") -> bool:
+    """Whether it is a pre-training run; also true of a damaged one, which whoever reads it will tell."""
+    try:
+        return "method" in run.read_config()
+    except StellaError:
+        return True
+
+
 class RunFolder:
     """`config.json`, `environment.json`, `metrics.jsonl`, `speed.jsonl`, `skipped.jsonl`, `checkpoints/`, `lock`.
 
@@ -26,6 +40,10 @@ class RunFolder:
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"
         self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema
+
+    def task_weights(self, task: int) -> Path:
+        """Weights after a task, counted from 0; of runs with train.keep_task_weights."""
+        return self.root / "weights" / f"after-{task + 1}.safetensors"
 
     @property
     def started(self) -> bool:

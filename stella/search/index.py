@@ -28,6 +28,7 @@ from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.maintain import BadFile, State, Summary
 from stella.search.nearest import Place, Shards, first_rows, ranked
 from stella.search.query import Query, embed_query, other
+from stella.search.sources import open_source
 from stella.search.vectors import Mapped
 
 DEFAULT_MODEL = "base-small"
@@ -85,6 +86,8 @@ class Index:
         known folders are then embedded by it, while the old vectors go on answering until all are done. `overlap` is
         the share of a window that the next one repeats, one for the whole index (default: half).
         """
+        for source in sources:
+            open_source(Path(source))  # a wrong path makes no index
         Catalogue.create(self.path)
         with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
             chosen, origin = self._choose(catalogue, model, device, refresh)

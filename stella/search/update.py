@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from stella.embed import Model
-from stella.errors import ClipError
+from stella.errors import ClipError, skippable
 from stella.search.catalogue import MODALITIES, Catalogue
 from stella.search.sources import Item, Source, open_source
 from stella.search.vectors import Writer
@@ -153,7 +153,8 @@ class Update:
         if same and known and known.embedded:  # only its time has changed
             return Result(job, digest, same)
         try:
-            both = job.source.embed(self.model, item, self.overlap)
+            with skippable(item.path):
+                both = job.source.embed(self.model, item, self.overlap)
             parts = [(modality, part) for modality, part in zip(MODALITIES, both, strict=True) if part is not None]
             if not any(len(part.vectors) for _, part in parts):
                 raise ClipError(item.path, "no windows", "it is too short: leave it out")

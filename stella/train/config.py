@@ -1,6 +1,7 @@
 """How a method is trained."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from stella.errors import ConfigError
 from stella.fast.activations import Activations
@@ -11,11 +12,13 @@ from stella.train.device import Compile, Precision
 class TrainConfig:
     """The defaults are the paper's (Tab. 6)."""
 
-    lr: float = 1e-4  # learning rate of Adam
+    optimizer: Literal["adam", "adamw"] = "adam"  # adamw: weight decay apart from the gradient
+    lr: float = 1e-4  # learning rate
     beta1: float = 0.95  # Adam's decay of the mean gradient
     beta2: float = 0.999  # Adam's decay of the mean squared gradient
     weight_decay: float = 5e-7  # L2 penalty, added to the gradient
     warmup_steps: int = 0  # steps of linear warm-up
+    schedule: Literal["linear", "cosine"] = "linear"  # after the warm-up; cosine: to 0 over all steps, without decay
     decay: float = 0.0  # share of all steps, at the end, over which the learning rate falls to 0; not for streams
     accumulate: int = 1  # batches per step, equally weighted
     ema: float | None = None  # decay of slow weights, evaluated beside the working weights; none: no slow weights
@@ -26,6 +29,7 @@ class TrainConfig:
     graph: bool = True  # replay whole steps as CUDA graphs, if the memory is on the GPU too
     checkpoint_minutes: float = 10.0  # minutes between checkpoints
     keep_checkpoints: int = 2  # newest checkpoints kept
+    keep_task_weights: bool = False  # write the weights after every task, in half precision
     log_every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = False  # write TensorBoard curves into the run's folder
 

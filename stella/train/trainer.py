@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,13 +79,13 @@ class Trainer:
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
         self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # in all, if no clip is skipped
         self._parameters = [p for p in method.parameters() if p.requires_grad]
-        self._rate = torch.tensor(config.lr, device=runtime.device)
         on_gpu = runtime.device.type == "cuda"
         if not on_gpu:
             keep_freed_memory()
-        self.optimizer = torch.optim.Adam(
-            self._parameters,
-            lr=self._rate,
+        self._rates = [(torch.tensor(config.lr * factor, device=runtime.device), factor) for factor in method.rates]
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        self.optimizer = kind(
+            [{"params": each, "lr": rate} for each, (rate, _) in zip(method.groups(), self._rates, strict=True)],
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
             fused=True,
@@ -105,7 +106,8 @@ class Trainer:
         clips, memory = sum(len(batch) for batch in batches), self.method.memory
         self.counters.step += 1
         self.counters.clips += clips
-        self._rate.fill_(self._rate_now())
+        for rate, factor in self._rates:
+            rate.fill_(factor * self._rate_now())
         with applied(self.runtime.compile, self.config.activations):
             finite = self._compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
@@ -179,8 +181,10 @@ class Trainer:
                 return
 
     def _rate_now(self) -> float:
-        """The learning rate: linear warm-up, constant, linear decay."""
+        """The learning rate: linear warm-up, then constant with a linear decay at the end, or a cosine to 0."""
         step, warmup = self.counters.step, self.config.warmup_steps
+        if self.config.schedule == "cosine" and step > warmup:
+            return self.config.lr * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup))) / 2
         falling, left = self.config.decay * self.steps, self.steps + 1 - step
         share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
         return self.config.lr * share
@@ -208,13 +212,13 @@ class Trainer:
                 f"differ; resume it on a machine with {there}, or start a new run"
             )
         self.counters = Counters(**state["counters"])
-        self.meter.load_state_dict(state["meter"])
+        self.meter.load_state_dict(deepcopy(state["meter"]))  # it keeps the tensors, as the optimiser does
         self.method.load_state_dict(state["method"])
         if self.slow is not None:
             self.slow.load_state_dict(state["slow"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        for group, (rate, _) in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
         if self.method.memory is not None:
             self.method.memory.load_state_dict(state["memory"])
         for name, generator in self.method.generators.items():

@@ -66,7 +66,7 @@ def test_help_names_every_command() -> None:
         (["pretrain", "model.preset=smal"], "did you mean 'small'? Otherwise choose one of tiny, small, base"),
         (["weights", "base-huge"], "weights that ship: base-small, base-tiny, base-wide"),
         (["scenes", "preview", "--clips", "1", "--out", "/proc/none"], "/proc/none"),
-        (["scenes", "preview", "--split", "test"], "unknown split 'test' of scenes; choose train or eval"),
+        (["scenes", "preview", "--split", "test"], "unknown split 'test' of scenes; choose one of train"),
         (["look", "VIDEOS", "--out", "sheet.xyz"], "--out sheet.xyz must end in .png"),
         (["scenes", "render", "/proc/none", "--clips", "1"], "/proc/none"),
     ],

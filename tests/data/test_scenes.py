@@ -254,5 +254,5 @@ def test_wide_bases_are_drawn_from_the_tasks_space_without_their_looks() -> None
     clip = Scenes("wide-100", "train", 130)[101]
     assert clip.labels.name == some[1].name
     for wrong in ("wide-0", "wide-", "wide-1e3", "task7"):
-        with pytest.raises(ConfigError, match="choose base, wide-N or one of"):
+        with pytest.raises(ConfigError, match="choose base, novel, wide-N or one of"):
             Scenes(wrong, "train", 1)

@@ -250,6 +250,9 @@ def test_what_an_index_refuses(tmp_path: Path, source: Path) -> None:
         Index(source).update(tmp_path / "index", model=model)
     with pytest.raises(StellaError, match="is not a folder"):
         index.update(tmp_path / "nowhere", model=model)
+    with pytest.raises(StellaError, match="is not a folder"):
+        Index(tmp_path / "none").update(tmp_path / "nowhere", model=model)
+    assert not (tmp_path / "none").exists()
     with pytest.raises(StellaError, match="has no folder yet"):
         Index(tmp_path / "empty").update(model=model)
     with pytest.raises(StellaError, match="k=0 must be at least 1"):

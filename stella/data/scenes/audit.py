@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stella.data.scenes.classes import TASKS, classes
 from stella.data.scenes.draw import Draw
 from stella.data.scenes.source import Scenes
 from stella.data.tasks import RANKS
@@ -22,6 +23,13 @@ def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
     if len(drawn) > 1:
         table["mixed"] = _ceilings(list(drawn.values()))
     return table
+
+
+def class_cues(tasks: Sequence[str] = TASKS) -> dict[str, float]:
+    """Accuracy in percent of a classifier of these tasks' classes that knows one attribute of a class alone."""
+    kinds = [kind for task in tasks for kind in classes(task)]
+    attributes = {"look": "look", "action": "action", "sound": "timbre"}
+    return {cue: 100 * len({getattr(kind, name) for kind in kinds}) / len(kinds) for cue, name in attributes.items()}
 
 
 def _ceilings(draws: Sequence[Draw]) -> dict[str, float]:

@@ -93,17 +93,41 @@ base   heart    checks   bounce  choir   grain    pitch
 
 @cache
 def classes(task: str) -> tuple[SceneClass, ...]:
-    """The classes of one of the six tasks, of `base`, or of a wide base such as `wide-360`."""
+    """The classes of one of the six tasks, of `base`, of `novel`, or of a wide base such as `wide-360`."""
+    if task == "novel":
+        return _novel()
     if wide := re.fullmatch(r"wide-([1-9]\d{0,5})", task):
         return _wide(int(wide[1]))
     rows = [line.split() for line in _TABLE.splitlines() if line]
     found = tuple(SceneClass(*row[1:]) for row in rows if row[0] == task)
     if not found:
-        raise ConfigError(f"unknown scenes task {task!r}; choose base, wide-N or one of {', '.join(TASKS)}")
+        raise ConfigError(f"unknown scenes task {task!r}; choose base, novel, wide-N or one of {', '.join(TASKS)}")
     return found
 
 
 TASKS = ("task1", "task2", "task3", "task4", "task5", "task6")
+
+
+def _novel() -> tuple[SceneClass, ...]:
+    """Sixteen classes for transfer, of which no other task has one: each look of the tasks with the two actions that it
+    never has there, with a timbre of the tasks and a link of its own."""
+    known = [kind for task in TASKS for kind in classes(task)]
+    draws = Random(seed_for("scenes", "novel"))
+    looks = list(dict.fromkeys((kind.shape, kind.texture) for kind in known))
+    pairs = [
+        (look, action)
+        for look in looks
+        for action in ACTIONS
+        if not any((kind.shape, kind.texture, kind.action) == (*look, action) for kind in known)
+    ]
+    heard = list(dict.fromkeys(kind.timbre for kind in known))
+    timbres = [heard[i % len(heard)] for i in range(len(pairs))]
+    draws.shuffle(timbres)
+    made = []
+    for ((shape, texture), action), timbre in zip(pairs, timbres, strict=True):
+        visible = draws.choice([quantity for quantity in VISIBLE if quantity != MOVED_BY.get(action)])
+        made.append(SceneClass(shape, texture, action, timbre, visible, draws.choice(AUDIBLE)))
+    return tuple(made)
 
 
 def _wide(number: int) -> tuple[SceneClass, ...]:

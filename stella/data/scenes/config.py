@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-from stella.clip import Device
+from stella.clip import BACKGROUND, Device, Source
+from stella.data.downstream import Parts
 from stella.data.scenes.audit import audit
-from stella.data.scenes.classes import TASKS
-from stella.data.scenes.source import SIZES, Scenes
+from stella.data.scenes.classes import TASKS, classes
+from stella.data.scenes.source import SIZES, TENTHS, Scenes, SceneSegments
 from stella.data.tasks import SourceConfig, Tasks
-from stella.data.views import Cached
+from stella.data.views import Cached, join
 from stella.errors import ConfigError
 from stella.media.inputs import Inputs
 
@@ -19,6 +20,8 @@ DEFAULT = next(iter(SIZES))
 
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
+    embedded: ClassVar[bool] = True
+
     source: Literal["scenes"] = "scenes"  # clips that are rendered here
     seed: int = 0  # another seed gives other clips
     size: str | None = None  # scenes, scenes-hard, scenes-full or scenes-full-hard; none: as the weights, or scenes
@@ -60,6 +63,23 @@ class ScenesConfig(SourceConfig):
     def ceilings(self, clips: Sequence[int]) -> dict[str, float]:
         """The cue audit of the evaluation clips."""
         return dict(_ceilings(replace(self, cache="off", clips=1)))
+
+    def downstream(self, task: str) -> Parts:
+        """All classes of the tasks; for retrieval the classes of `novel`, which no task has.
+
+        The parts are splits of their own. Clips to choose on are as many as clips to test on.
+        """
+        names = self.tasks or (("novel",) if task == "retrieval" else TASKS)
+        own, cut = replace(self, tasks=names), task == "events"
+        counts = {"train": self.clips, "validation": self.eval_clips, "eval": self.eval_clips}
+        parts: dict[str, Source] = {}
+        for split, clips in counts.items():
+            found = [Scenes(name, split, clips, size=self.label, seed=self.seed) for name in names]
+            cached = [source for _, source in own._tasks(split, clips, "cpu", cache=True)]
+            parts[split] = join([SceneSegments(scenes) for scenes in found] if cut else cached)
+        known = tuple(kind.name for name in names for kind in classes(name))
+        named = (*known, BACKGROUND) if cut else known
+        return Parts(parts["train"], parts["validation"], parts["eval"], named, TENTHS if cut else 1)
 
     def _tasks(self, split: str, clips: int, device: Device, cache: bool) -> Tasks:
         names = self.tasks or TASKS

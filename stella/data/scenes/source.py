@@ -6,9 +6,10 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from stella.clip import SAMPLE_RATE, Clip, Device, Labels
+from stella.clip import BACKGROUND, SAMPLE_RATE, Clip, Device, Labels
 from stella.data.scenes.classes import classes
 from stella.data.scenes.draw import EASY, HARD, SLOTS, Draw, Variant, draw
 from stella.data.scenes.picture import masks, pictures
@@ -16,6 +17,8 @@ from stella.data.scenes.sound import waveforms
 from stella.errors import ConfigError
 
 TENTHS = 10
+Events = NDArray[np.bool_]  # [B, 10]
+SPLITS = ("train", "validation", "eval")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Scenes:
         if size not in SIZES:
             raise ConfigError(f"unknown scenes size {size!r}; choose one of {', '.join(SIZES)}")
         classes(task)  # refuses an unknown task
-        if split not in ("train", "eval"):
-            raise ConfigError(f"unknown split {split!r} of scenes; choose train or eval")
+        if split not in SPLITS:
+            raise ConfigError(f"unknown split {split!r} of scenes; choose one of {', '.join(SPLITS)}")
         if length < 1:
             raise ConfigError(f"scenes need at least one clip, not {length}")
         self.task, self.split, self.size, self.seed = task, split, SIZES[size], seed
@@ -66,8 +69,10 @@ class Scenes:
         d, device = self.draw([index]), torch.device("cpu")
         picture = pictures(d, self.size.frame_times, self.size.pixels, device)
         audio = waveforms(d, self.size.duration, SAMPLE_RATE, device)
-        id = f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
-        return Clip(id, picture.frames[0], audio[0], self._labels(d, picture.mask))
+        return Clip(self.id(index), picture.frames[0], audio[0], self._labels(d, picture.mask))
+
+    def id(self, index: int) -> str:
+        return f"{self.size_name}/{self.seed}/{self.task}/{self.split}/{index:06d}"
 
     def labels(self, index: int) -> Labels:
         """`scenes[i].labels`, without rendering the clip."""
@@ -104,7 +109,55 @@ class Scenes:
         return torch.cat([pictures(d, t, self.size.pixels, torch.device("cpu")).frames[0] for t in parts])
 
 
-def events(d: Draw) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+class SceneSegments:
+    """The tenths of scenes as clips of their own: clip 10·i + k is tenth k of scene i, with frames of its own.
+
+    Its sound is the tenth's, silence before and after it. Its class is the scene's where the object sounds, else
+    `BACKGROUND`.
+    """
+
+    def __init__(self, scenes: Scenes) -> None:
+        self.scenes = scenes
+        self._events: Events | None = None
+
+    def __len__(self) -> int:
+        return TENTHS * len(self.scenes)
+
+    def __getitem__(self, index: int) -> Clip:
+        frames, audio = self.tensors([index])
+        return Clip(f"{self.scenes.id(index // TENTHS)}/{index % TENTHS}", frames[0], audio[0], self.labels(index))
+
+    def labels(self, index: int) -> Labels:
+        return Labels(self.class_of(index), self.scenes.task)
+
+    def class_of(self, index: int) -> str:
+        scene, tenth = divmod(index, TENTHS)
+        if self._events is None:
+            self._events = events(self.scenes.draw(range(len(self.scenes))))
+        return self.scenes.class_of(scene) if self._events[scene, tenth] else BACKGROUND
+
+    def tensors(self, indices: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
+        size, device = self.scenes.size, torch.device(device)
+        times = ((torch.arange(TENTHS)[:, None] + size.frame_times) / TENTHS).flatten()  # [10 T]
+        wanted = list(dict.fromkeys(index // TENTHS for index in indices))
+        made = [self._tenths(self.scenes.draw([scene]), times, device) for scene in wanted]
+        frames, audio = (torch.cat(column) for column in zip(*made, strict=True))
+        rows = [TENTHS * wanted.index(index // TENTHS) + index % TENTHS for index in indices]
+        return frames[rows], audio[rows]
+
+    def _tenths(self, d: Draw, times: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        size = self.scenes.size
+        frames = pictures(d, times, size.pixels, device).frames[0]
+        frames = frames.view(TENTHS, size.frames, *frames.shape[1:])
+        sound = waveforms(d, size.duration, SAMPLE_RATE, device)[0]
+        tenth = len(sound) // TENTHS
+        audio = sound.new_zeros(TENTHS, len(sound))
+        first = (len(sound) - tenth) // 2
+        audio[:, first : first + tenth] = sound[: TENTHS * tenth].view(TENTHS, tenth)
+        return frames, audio
+
+
+def events(d: Draw) -> Events:
     """Which tenths of each clip the sounding object sounds in for at least a quarter of their time, [B, 10]."""
     start = np.arange(TENTHS) / TENTHS
     begin, end = d.onset[:, :, None], (d.onset + d.length)[:, :, None]

@@ -1,0 +1,103 @@
+"""`stella learn`: a model that goes on learning."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stella.cli.common import console, say
+from stella.errors import StellaError
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def learn(
+    home: Annotated[Path, typer.Argument(help="Folder of the learner; the first call makes it.")],
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SRC… KEY=VALUE…",
+            help="Folders of videos, shards or packed clips; and, in the first call, values over the defaults.",
+        ),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of a new learner.", show_default="none")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--from", help="Finished run from which a new learner goes on.", show_default="none")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs over the clips of a round.")] = 1,
+    clips: Annotated[
+        int | None, typer.Option("--round", min=1, help="Clips of a round.", show_default="all; 500 with --watch")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on as clips arrive, until a signal comes.")] = False,
+    every: Annotated[str, typer.Option(help="With --watch: begin a smaller round after this time.")] = "1h",
+    settle: Annotated[
+        float, typer.Option(min=0, help="With --watch: seconds without a change after which a file is whole.")
+    ] = 10.0,
+    guard: Annotated[
+        float | None,
+        typer.Option(help="Keep a round apart if A on old clips falls by more points.", show_default="off"),
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Share of the recordings to measure with.", show_default="0.05")
+    ] = None,
+    held: Annotated[int | None, typer.Option(help="Clips to measure with, at most.", show_default="500")] = None,
+    keep: Annotated[int | None, typer.Option(help="States to keep for --rollback.", show_default="3")] = None,
+    status: Annotated[bool, typer.Option("--status", help="Print the history and exit.")] = False,
+    rollback: Annotated[
+        int | None, typer.Option(metavar="N", help="Go back to the state after round N and exit.", show_default="none")
+    ] = None,
+    accept: Annotated[bool, typer.Option("--accept", help="Take the round that was kept apart, and exit.")] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Throw the round away that is kept apart or in progress, and exit.")
+    ] = False,
+) -> None:
+    """Go on learning from whatever is new. Clips that were learnt are never learnt again; a kill loses nothing."""
+    from stella.learn import loop
+    from stella.learn.home import Home, Settings
+    from stella.learn.status import status_table
+
+    sources = [word for word in given or [] if "=" not in word or Path(word).exists()]
+    values = [word for word in given or [] if word not in sources]
+    there = Home(home)
+    if status:
+        console.print(status_table(there))
+    elif rollback is not None:
+        loop.rollback(home, rollback, console)
+    elif accept or drop:
+        (loop.accept if accept else loop.drop)(home, console)
+    else:
+        if not sources:
+            raise StellaError("give at least one folder to learn from: stella learn HOME SRC…")
+        base = there.settings if there.exists else Settings()
+        settings = loop.with_changes(base, guard=guard, share=share, held=held, keep=keep)
+        config = None if run else _config(there, recipe, values, sources)
+        when = loop.Watch(clips or 500, _seconds(every), settle) if watch else None
+        done = loop.learn(
+            home, sources, config, settings, run=run, epochs=epochs, clips=clips, watch=when, console=console
+        )
+        say(f"round {there.current} is in use; model, history and page in {home}")
+        raise typer.Exit(done.exit_code)
+
+
+def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]) -> Any:
+    """The configuration of a new learner, whose sizes follow from the first folder; or that of an old one, changed."""
+    from stella.config import build, merged, overridden, to_tree
+    from stella.experiments.recipe import run_config, run_tree
+    from stella.learn.items import kind_of
+    from stella.runs.config import RunConfig
+
+    if home.exists:
+        tree = merged(to_tree(home.config), run_tree(recipe) if recipe else {})
+        return build(RunConfig, overridden(tree, values))
+    if not any(value.startswith("data.source=") for value in values):
+        kind, path = kind_of(sources[0])
+        values = [f"data.source={kind}", f"data.path={path}", *values]
+    return run_config(recipe, values)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([\d.]+)([smhd])", text)
+    if found is None:
+        raise StellaError(f"--every {text} must be a number and a unit, such as 90s, 30m, 1h or 1d")
+    return float(found[1]) * UNITS[found[2]]

@@ -1,0 +1,74 @@
+"""`stella transfer`: what a finished model is good for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stella.cli.common import Overrides, console, say, split
+from stella.errors import StellaError
+
+
+def transfer(
+    task: Annotated[
+        str | None,
+        typer.Argument(help="retrieval, classify, segment, events, localise or matching.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Run, weight file, shipped weights such as base-tiny, or random:tiny.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Argument(help="Recipe whose data to use: a name, or a TOML file.", show_default="scenes")
+    ] = None,
+    values: Overrides = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Train one linear layer instead of the task's head.")] = False,
+    frozen: Annotated[
+        bool | None,
+        typer.Option("--frozen/--trained", help="Keep the backbone as it is, or train it.", show_default="the task's"),
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option(min=1, help="Use a run's weights after this task (1, 2, …).", show_default="the last")
+    ] = None,
+    slow: Annotated[bool, typer.Option("--slow", help="Use the slow weights of a run (train.ema).")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the head and of the order.")] = 0,
+    run: Annotated[Path | None, typer.Option(help="New folder for the run.", show_default="runs/TASK-MODEL")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a downstream run to resume.", show_default="none")
+    ] = None,
+) -> None:
+    """Train a head on a finished model, choose the best epoch on a validation part, and test it once."""
+    from stella.report.predictions import predictions_sheet
+    from stella.transfer import run as runs
+    from stella.transfer.config import run_name, transfer_config
+
+    if resume:
+        result = runs.resume(resume, [value for value in (task, model, data) if value] + (values or []), console)
+    else:
+        if task is None or model is None:
+            raise StellaError("name a task and a model: stella transfer classify base-tiny")
+        name, given = split(data, values)
+        given = [*given, f"seed={seed}", f"weights.source={model}", f"weights.slow={str(slow).lower()}"]
+        given += [f"weights.after={after}"] if after else []
+        given += ["head.probe=true"] if probe else []
+        given += [f"head.frozen={str(frozen).lower()}"] if frozen is not None else []
+        config = transfer_config(task, _data(name), given)
+        result = runs.transfer(config, run or Path("runs") / run_name(config), console=console)
+    if result.finished:
+        end = result.end
+        figures = ", ".join(f"{name} {value:.1f}" for name, value in end["test"].items())
+        beside = ", ".join(f"{name} {value:.1f}" for name, value in end["ceilings"].items())
+        say(f"{end['task']}: {figures} on {end['parts'][2]} test clips ({end['figure']} by {beside}); in {result.run}")
+        if (result.run / runs.PREDICTIONS).exists():
+            say(f"{predictions_sheet(result.run, result.run / 'predictions.png')}  what it says of a few test clips")
+    raise typer.Exit(result.exit_code)
+
+
+def _data(recipe: str | None) -> dict[str, object] | None:
+    """The data of a recipe; None: the embedded benchmark's."""
+    if recipe is None:
+        return None
+    from stella.experiments.recipe import run_tree
+
+    found: dict[str, object] = run_tree(recipe).get("data", {})
+    return found

@@ -1,0 +1,1 @@
+"""Public data sets in the layouts in which people have them on disk."""

@@ -1,0 +1,170 @@
+"""What the readers of public data sets share: their config, clips listed in files, and how those files are read."""
+
+import csv
+import json
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stella.clip import MIDDLE, Clip, Device, Labels, Source
+from stella.data.downstream import Parts
+from stella.data.folder import VIDEO_SUFFIXES
+from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
+from stella.errors import ClipError, StellaError
+from stella.media.decode import Plan, decode
+from stella.media.inputs import PER_SECOND, Inputs, with_margin
+
+
+@dataclass(frozen=True)
+class ArchiveConfig(SourceConfig):
+    """A public data set below `path`. Its own splits are the parts; `serves` are its downstream tasks."""
+
+    least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
+    serves: ClassVar[tuple[str, ...]] = ()
+
+    path: str = ""  # folder of the data set
+    pixels: int = 224  # after cropping
+    frames: int = 4  # of a clip
+    duration: float = 10.24  # seconds of sound
+    span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
+        if not self.path:
+            raise StellaError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
+
+    @property
+    def root(self) -> Path:
+        return Path(self.path)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(0.0, self.duration, self.frames, with_margin(self.pixels), self.span)
+
+    @abstractmethod
+    def part(self, name: str) -> Source:
+        """The clips of a part: train, validation or test."""
+
+    def classes(self) -> tuple[str, ...]:
+        """Of classify and events, in the order of their numbers."""
+        return ()
+
+    def inputs(self) -> Inputs:
+        steps = round(self.duration * PER_SECOND)
+        return Inputs(self.duration, self.pixels, with_margin(self.pixels), self.frames, self.span, steps)
+
+    def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
+        return [(ONLY_TASK, self.part("train"))]
+
+    def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
+        return [(ONLY_TASK, self.part("test"))]
+
+    def all_tasks(self, evaluation: bool = False) -> Tasks:
+        return self.eval_tasks() if evaluation else self.train_tasks()
+
+    def downstream(self, task: str) -> Parts:
+        if task not in self.serves:
+            raise StellaError(f"{self.source} has no ground truth for {task}; use it for {', '.join(self.serves)}")
+        return Parts(self.part("train"), self.part("validation"), self.part("test"), self.classes())
+
+
+@dataclass(frozen=True)
+class Item:
+    """A clip of a data set: a video file, where it starts there, and its class."""
+
+    id: str
+    path: Path
+    name: str | None = None
+    start: float = 0.0
+
+
+class Videos:
+    """Clips in video files, one for each item."""
+
+    def __init__(self, items: Sequence[Item], plan: Plan) -> None:
+        self.items, self.plan = list(items), plan
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.clip(index, MIDDLE)
+
+    def clip(self, index: int, window: float) -> Clip:
+        item, plan = self.items[index], self.plan
+        clip = decode(item.path, Plan(item.start, plan.duration, plan.frames, plan.size, plan.span), window=window)
+        return Clip(item.id, clip.video, heard(clip.audio, item.path), self.labels(index))
+
+    def labels(self, index: int) -> Labels:
+        return Labels(self.class_of(index))
+
+    def class_of(self, index: int) -> str | None:
+        return self.items[index].name
+
+    def location(self, index: int) -> str:
+        return str(self.items[index].path)
+
+
+def heard(audio: Any, path: Path) -> Any:
+    """The waveform, unless it is silent from beginning to end."""
+    if not bool((audio != 0).any()):
+        raise ClipError(path, "silent audio", "leave this clip out")
+    return audio
+
+
+def find_named(folder: Path) -> dict[str, Path]:
+    """The video files below a folder by their name without its suffix."""
+    if not folder.is_dir():
+        raise StellaError(f"{folder} is not a folder; check data.path")
+    return {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in VIDEO_SUFFIXES}
+
+
+def read_table(path: Path) -> list[list[str]]:
+    """The rows of a CSV file, without empty ones."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            return [row for row in csv.reader(text, skipinitialspace=True) if row]
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise StellaError(f"{path} is not a CSV file in UTF-8 ({error}); fetch it again") from error
+
+
+def read_list(path: Path) -> list[str]:
+    """The lines of a text file, without empty ones."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
+    except UnicodeDecodeError as error:
+        raise StellaError(f"{path} is not text in UTF-8 ({error}); fetch it again") from error
+
+
+def read_tree(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
+    except ValueError as error:
+        raise StellaError(f"{path} is not JSON ({error}); fetch it again") from error
+
+
+def without_header(rows: list[list[str]], *columns: str) -> list[list[str]]:
+    """The rows after a header that names these columns first; all of them if there is no header."""
+    first = [cell.strip().lower() for cell in rows[0][: len(columns)]] if rows else []
+    return rows[1:] if first == list(columns) else rows
+
+
+def first_existing(root: Path, *names: str) -> Path:
+    for name in names:
+        if (root / name).exists():
+            return root / name
+    raise StellaError(f"{root} has none of {', '.join(names)}; check data.path, or copy one of them there")
+
+
+def repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -1,0 +1,169 @@
+"""VGG-SS and Flickr-SoundNet: one picture a clip, with boxes around the sounding object, to test localisation on."""
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from stella.clip import Clip, Labels
+from stella.data.archives.base import (
+    ArchiveConfig,
+    Item,
+    Videos,
+    find_named,
+    first_existing,
+    heard,
+    read_table,
+    read_tree,
+    without_header,
+)
+from stella.errors import ClipError, StellaError
+from stella.media.stills import read_picture, read_sound
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in shares of the picture
+
+
+def box_mask(boxes: Sequence[Box], height: int, width: int, annotators: int = 1) -> Tensor:
+    """float [H, W]: the share of annotators that must agree, and do, at most 1.
+
+    Boxes are clipped to the picture. With one annotator it is the union of the boxes, with two their consensus.
+    """
+    total = torch.zeros(height, width)
+    for x0, y0, x1, y1 in boxes:
+        left, right = (int(min(max(x, 0.0), 1.0) * width) for x in (x0, x1))
+        top, bottom = (int(min(max(y, 0.0), 1.0) * height) for y in (y0, y1))
+        if right > left and bottom > top:
+            total[top:bottom, left:right] += 1
+    return (total / annotators).clamp_max(1)
+
+
+def _box(values: Sequence[float]) -> Box:
+    x0, y0, x1, y1 = map(float, values)
+    return x0, y0, x1, y1
+
+
+def usable(box: Sequence[float]) -> bool:
+    """Whether anything is left of a box inside the picture."""
+    x0, y0, x1, y1 = (min(max(float(value), 0.0), 1.0) for value in box)
+    return x1 > x0 and y1 > y0
+
+
+@dataclass(frozen=True)
+class VGGSSConfig(ArchiveConfig):
+    """`vggss.json` and the videos of VGGSound below `path`, named as there. Boxes are shares of the picture.
+
+    The picture is the clip's middle, so frames are taken around it. Boxes without area are dropped, and clips without
+    a box are left out; `remarks` counts both.
+    """
+
+    source: Literal["vggss"] = "vggss"  # a public data set
+    serves: ClassVar[tuple[str, ...]] = ("localise",)
+
+    def part(self, name: str) -> "Boxed":
+        boxes = {file: kept for file, kept in self._boxes().items() if kept[1]}
+        found = find_named(self.root)
+        items = [Item(file, found.get(file, self.root / f"{file}.mp4"), kind) for file, (kind, _) in boxes.items()]
+        return Boxed(Videos(items, self.plan), [kept for _, kept in boxes.values()])
+
+    def _boxes(self) -> dict[str, tuple[str, list[Box]]]:
+        tree = read_tree(first_existing(self.root, "vggss.json"))
+        try:
+            return {
+                str(each["file"]): (str(each["class"]), [_box(box) for box in each["bbox"] if usable(box)])
+                for each in tree
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise StellaError(
+                f"vggss.json in {self.root} has an item without file, class or bbox ({error!r})"
+            ) from error
+
+    def remarks(self) -> list[str]:
+        tree = read_tree(first_existing(self.root, "vggss.json"))
+        bad = sum(not usable(box) for each in tree for box in each["bbox"])
+        empty = sum(not kept for _, kept in self._boxes().values())
+        found = {f"{bad} boxes have no area inside the picture and are dropped": bad}
+        found |= {f"{empty} clips have no usable box and are left out": empty}
+        return [sentence for sentence, count in found.items() if count]
+
+
+class Boxed:
+    """Clips of videos with one mask for all frames, made of boxes."""
+
+    def __init__(self, videos: Videos, boxes: Sequence[list[Box]]) -> None:
+        self.videos, self.boxes = videos, boxes
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int) -> Clip:
+        clip = self.videos[index]
+        frames, _, height, width = clip.video.shape
+        mask = box_mask(self.boxes[index], height, width).expand(frames, -1, -1)
+        return Clip(clip.id, clip.video, clip.audio, Labels(self.class_of(index), None, mask))
+
+    def class_of(self, index: int) -> str | None:
+        return self.videos.class_of(index)
+
+    def location(self, index: int) -> str:
+        return self.videos.location(index)
+
+
+@dataclass(frozen=True)
+class FlickrConfig(ArchiveConfig):
+    """Flickr-SoundNet: `flickr_test.csv` (`id,frame`), `Annotations/ID.xml`, `frames/ID.jpg` and `audio/ID.wav`.
+
+    Boxes are in pixels of a 256² picture; where two annotators agree the mask is 1, where one is alone a half. A model
+    sees the one picture as all its frames.
+    """
+
+    source: Literal["flickr"] = "flickr"  # a public data set
+    serves: ClassVar[tuple[str, ...]] = ("localise",)
+
+    def part(self, name: str) -> "Stills":
+        rows = without_header(read_table(first_existing(self.root, "flickr_test.csv")), "id")
+        return Stills(self.root, [row[0].strip() for row in rows], self.frames, self.duration)
+
+
+class Stills:
+    """One picture and one sound a clip."""
+
+    def __init__(self, root: Path, ids: list[str], frames: int, duration: float) -> None:
+        self.root, self.ids, self.frames, self.duration = root, ids, frames, duration
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Clip:
+        id = self.ids[index]
+        wav = self._one("audio", id, (".wav", ".mp3", ".flac"))
+        picture = read_picture(self._one("frames", id, (".jpg", ".png", ".jpeg")))
+        boxes = [box for box in read_boxes(self._one("Annotations", id, (".xml",))) if usable(box)]
+        if not boxes:
+            raise ClipError(self.location(index), "no box inside the picture", "leave this clip out")
+        mask = box_mask(boxes, picture.shape[1], picture.shape[2], annotators=2).expand(self.frames, -1, -1)
+        sound = heard(read_sound(wav, self.duration), wav)
+        return Clip(id, picture.expand(self.frames, -1, -1, -1).contiguous(), sound, Labels(None, None, mask))
+
+    def _one(self, folder: str, id: str, suffixes: tuple[str, ...]) -> Path:
+        places = [self.root / folder / f"{id}{suffix}" for suffix in suffixes]
+        found = next((path for path in places if path.exists()), None)
+        if found is None:
+            raise ClipError(places[0], f"missing file in {folder}", "leave this clip out, or add the file")
+        return found
+
+    def location(self, index: int) -> str:
+        return str(self.root / "Annotations" / f"{self.ids[index]}.xml")
+
+
+def read_boxes(path: Path, side: int = 256) -> list[Box]:
+    """The boxes of an XML file as shares of a picture of side²: each `bbox` has a name, xmin, ymin, xmax, ymax."""
+    try:
+        found = ElementTree.parse(path).getroot().iter("bbox")
+        boxes = [[float(child.text or "nan") / side for child in list(box)[-4:]] for box in found]
+    except (ElementTree.ParseError, ValueError) as error:
+        raise ClipError(path, "damaged annotation", "fetch it again or leave the clip out") from error
+    return [_box(box) for box in boxes if len(box) == 4]

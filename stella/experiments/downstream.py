@@ -1,0 +1,138 @@
+"""Downstream tasks of every run of a reproduction, beside the paper's figures."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from stella.config import read_toml, to_tree
+from stella.errors import StellaError
+from stella.experiments.paper import format_figure
+from stella.experiments.recipe import Recipe
+from stella.experiments.results import to_csv
+from stella.experiments.tables import Sheet, markdown, terminal
+from stella.files import write_text
+from stella.runs.config import RunConfig
+from stella.runs.folder import RunFolder
+from stella.runs.progress import say
+from stella.runs.record import Spread
+from stella.runs.training import RunResult
+from stella.transfer.config import TransferConfig, transfer_config
+from stella.transfer.results import row
+from stella.transfer.run import transfer
+
+RESULTS = "downstream.csv"
+WORDS = {"classify": "accuracy", "segment": "mIoU", "events": "accuracy", "retrieval": "recall", "localise": "cIoU"}
+IDENTITY = ("source", "size", "path")  # keys of the data that say which clips they are
+Job = tuple[str, TransferConfig, Path]
+
+
+def transfer_all(
+    recipe: Recipe,
+    configs: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    folder: Path,
+    console: Console,
+    processes: int = 1,
+) -> int:
+    """Test the weights of every run on every downstream task in `folder/KEY/seed-N/TASK`; returns the exit code.
+
+    A finished test is skipped. The results are in `folder/downstream.csv`, with the table beside it.
+    """
+    jobs: list[Job] = []
+    for seed in seeds:
+        for key, config in configs.items():
+            run = folder / key / f"seed-{seed}"
+            data = {name: value for name, value in to_tree(config.data).items() if name in IDENTITY}
+            values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}"]
+            jobs += [(key, transfer_config(task, data, values), run / task) for task in recipe.transfer]
+    missing = [job for job in jobs if RunFolder(job[2]).end is None]
+    say(console, f"{len(jobs) - len(missing)} of {len(jobs)} downstream tests are finished already", "dim")
+    exit_code = _do(missing, console, processes)
+    done = [(key, RunFolder(run)) for key, _, run in jobs if RunFolder(run).end is not None]
+    write_text(folder / RESULTS, to_csv([{"name": key, **row(run)} for key, run in done]))
+    if not exit_code:
+        show_downstream(folder.name, recipe, folder / RESULTS, console)
+    return exit_code
+
+
+def _do(jobs: Sequence[Job], console: Console, processes: int) -> int:
+    if processes == 1:
+        for number, (_, config, run) in enumerate(jobs, 1):
+            say(console, f"{config.task} of {config.weights.source} ({number} of {len(jobs)})", "dim")
+            result = transfer(config, run, resume=True, console=Console(quiet=True))
+            if result.exit_code:
+                return result.exit_code
+        return 0
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        running = [pool.submit(_quietly, config, run, threads) for _, config, run in jobs]
+        try:
+            return max((done.result().exit_code for done in as_completed(running)), default=0)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _quietly(config: TransferConfig, run: Path, threads: int) -> RunResult:
+    torch.set_num_threads(threads)
+    return transfer(config, run, resume=True, console=Console(quiet=True))
+
+
+@cache
+def paper_figures() -> dict[str, dict[str, Any]]:
+    return read_toml(Path(__file__).with_name("paper_downstream.toml"))
+
+
+def show_downstream(name: str, recipe: Recipe, results: Path, console: Console) -> None:
+    """Print the table of a downstream.csv and write it beside the file."""
+    results = results.with_name(RESULTS) if results.name == "results.csv" else results
+    try:
+        lines = list(csv.DictReader(results.read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise StellaError(f"{results} cannot be read ({error.strerror}); give a {RESULTS}") from error
+    sheets = [downstream_sheet(recipe, order, lines) for order in recipe.orders]
+    console.print(terminal(sheets))
+    write_text(results.with_suffix(".md"), markdown(name, sheets))
+    say(console, f"{results}  and  {results.with_suffix('.md')}")
+
+
+def downstream_sheet(recipe: Recipe, order: str, lines: Sequence[Mapping[str, str]]) -> Sheet:
+    """The figure of every task for every variant; `lines` are those of a downstream.csv."""
+    rows = []
+    for name, variant in recipe.variants.items():
+        own = [line for line in lines if line["name"] == f"{order}/{name}"]
+        cells = [str(len({line["seed"] for line in own}))]
+        for task in recipe.transfer:
+            ours = Spread([float(line["value"]) for line in own if line["task"] == task])
+            cells += [str(ours), *([_paper(task, name)] if task in paper_figures() else [])]
+        rows.append([variant.label, *cells])
+    head = ["", "runs"]
+    for task in recipe.transfer:
+        head += [f"{task}: {WORDS[task]} ↑", *([f"paper: {task} ↑"] if task in paper_figures() else [])]
+    chance = {task: next((line["without_looking"] for line in lines if line["task"] == task), "") for task in WORDS}
+    labels = [f"{task}: {paper_figures()[task]['label']}" for task in recipe.transfer if task in paper_figures()]
+    return Sheet(
+        f"{recipe.title}. Tasks in {order} order",
+        recipe.about(),
+        head,
+        rows,
+        [],
+        [
+            "Ours: test part, best epoch on the validation part, mean ± standard deviation over runs, in %.",
+            *(f"Without looking, {task}: {found}." for task, found in chance.items() if found),
+            f"Paper: {'; '.join(labels)}. Its retrieval column is the mean of six figures of R@1/5/10.",
+            "Scenes and the paper's data differ in scale: compare the order of the methods, not the figures.",
+        ],
+    )
+
+
+def _paper(task: str, variant: str) -> str:
+    found = paper_figures()[task].get(variant, float("nan"))
+    return format_figure(sum(found) / len(found) if isinstance(found, list) else float(found), 2)

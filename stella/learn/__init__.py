@@ -1,0 +1,1 @@
+"""A model that goes on learning from what arrives: `stella learn`."""

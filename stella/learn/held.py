@@ -1,0 +1,120 @@
+"""Clips that are set aside to measure with: chosen by hashes, stored small, never trained on.
+
+Whether a recording is set aside depends on its name alone. Of all clips set aside, those with the smallest hashes are
+kept: a uniform sample of everything that ever arrived, which needs no counter.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stella.clip import MIDDLE, Clip, Labels, Source
+from stella.data.chunk import Job, make, read_clip
+from stella.data.shards import DamagedSampleError, read_head, sample
+from stella.data.skipped import Skipped
+from stella.data.workers import Tick
+from stella.errors import ClipError
+from stella.files import write_bytes
+from stella.learn.home import Plan
+from stella.learn.items import Item
+from stella.media.codecs import decode_flac, decode_jpegs
+from stella.rng import seed_for
+
+CHUNK = 8  # clips that a worker stores at a time
+
+
+def is_held(item: Item, share: float) -> bool:
+    return seed_for("held out", item.recording) < share * 2**63
+
+
+@dataclass(frozen=True)
+class HeldClip:
+    round: int
+    item: Item
+
+    @property
+    def key(self) -> str:
+        return hashlib.blake2b(self.item.id.encode(errors="surrogateescape"), digest_size=12).hexdigest()
+
+
+def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
+    """The clips set aside by these rounds (from the first) that are kept: at most this many, oldest round first."""
+    every = [HeldClip(number, item) for number, plan in enumerate(plans, 1) for item in plan.held]
+    chosen = sorted(every, key=lambda each: seed_for("kept", each.item.id))[:most]
+    return sorted(chosen, key=lambda each: (each.round, each.key))
+
+
+class HeldOut:
+    """Those of these clips that are stored."""
+
+    def __init__(self, folder: Path, clips: Sequence[HeldClip]) -> None:
+        self.folder = folder
+        self.clips = [clip for clip in clips if self._path(clip).exists()]
+        self.keys = [clip.key for clip in self.clips]
+        self.rounds = torch.tensor([clip.round for clip in self.clips], dtype=torch.int64)
+
+    def _path(self, clip: HeldClip) -> Path:
+        return self.folder / f"{clip.key}.tar"
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Clip:
+        clip = self.clips[index]
+        try:
+            with self._path(clip).open("rb") as file:
+                head = read_head(file, 0)
+                *frames, sound = (head.read(file, member) for member in range(len(head.offsets)))
+        except (OSError, DamagedSampleError) as error:
+            raise ClipError(self._path(clip), "damaged", "delete it: it is measured no more") from error
+        return Clip(clip.item.id, decode_jpegs(frames, None), decode_flac(sound))
+
+    def labels(self, index: int) -> Labels:
+        return Labels()
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """Stores clips of a source, in a worker."""
+
+    source: Source
+    paths: Sequence[Path]
+    ids: Sequence[str]
+    seconds: float
+
+    def __call__(self, job: Job, tick: Tick) -> dict[int, ClipError]:
+        failed = {}
+        for position, index in enumerate(job.indices):
+            try:
+                clip = read_clip(self.source, job, position, MIDDLE, tick)
+            except ClipError as error:
+                failed[index] = error
+                continue
+            meta = {"id": self.ids[index], "source": self.ids[index], "start": 0.0, "duration": self.seconds}
+            write_bytes(self.paths[index], sample(meta, clip.video, clip.audio, len(clip.video) / self.seconds))
+        tick(-1)
+        return failed
+
+
+def store(
+    source: Source,
+    clips: Sequence[HeldClip],
+    folder: Path,
+    seconds: float,
+    skipped: Skipped,
+    workers: int = 0,
+    time_limit: float = 60.0,
+) -> None:
+    """Store the clips of a source, which are these, unless they are stored already."""
+    paths = [folder / f"{clip.key}.tar" for clip in clips]
+    left = [i for i, path in enumerate(paths) if not path.exists()]
+    jobs = (Job(0, 0, start, left[start : start + CHUNK]) for start in range(0, len(left), CHUNK))
+    keeper = _Keeper(source, paths, [clip.item.id for clip in clips], seconds)
+    with closing(make(keeper, jobs, workers if left else 0, 1, time_limit)) as done:
+        for failed in done:
+            for index, error in failed.items():
+                skipped.add(clips[index].item.id, error)

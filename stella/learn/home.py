@@ -1,0 +1,270 @@
+"""The folder of a learner. What is in use is what the link `current` names; everything else is whole or ignored.
+
+HOME/
+  home.json            version, configuration, settings
+  current              → rounds/000007, the state in use; replaced atomically
+  model.safetensors    → current/model.safetensors, so that HOME can be used as a model
+  rounds/000007/       plan.json (the clips of this round, written first), checkpoints/ (the newest is its state),
+                       skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last)
+  held/KEY.tar         clips that are set aside to measure with
+  dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stella.config import build, to_tree
+from stella.data.skipped import Skipped
+from stella.errors import ConfigError, StellaError
+from stella.files import Line, lock, read_json, sweep, write_json, write_text
+from stella.learn.items import Item, Seen
+from stella.media.inputs import Inputs
+from stella.runs.config import RunConfig, inputs_of
+from stella.train.checkpoint import Checkpoints
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    share: float = 0.05  # of the recordings is set aside to measure with
+    held: int = 500  # clips set aside are kept, a uniform sample of all
+    keep: int = 3  # states kept, for --rollback
+    guard: float | None = None  # points that A on old clips may fall in a round; none: any
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ConfigError(f"--share {self.share} must lie in 0…1, below 1")
+        if self.held < 0 or self.keep < 1:
+            raise ConfigError(f"--held {self.held} must not be negative and --keep {self.keep} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The clips of a round: those it trains on, in order, and those it sets aside."""
+
+    epochs: int
+    began: str  # ISO time
+    clips: int  # trained on; `train` lists them, unless they came from a run whose clips are on no disk
+    train: list[Item]
+    held: list[Item]
+
+
+class RoundFolder:
+    def __init__(self, root: Path, number: int, keep: int = 1) -> None:
+        self.root, self.number = root, number
+        self.plan = root / "plan.json"
+        self.checkpoints = Checkpoints(root / "checkpoints", keep)
+        self.skipped = root / "skipped.jsonl"
+        self.weights = root / "model.safetensors"
+        self.slow_weights = root / "slow.safetensors"
+        self.embeddings = root / "embeddings.pt"
+        self.record = root / "round.json"
+
+    def write_plan(self, plan: Plan) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        listed = {name: [astuple(item) for item in getattr(plan, name)] for name in ("train", "held")}
+        tree = {"epochs": plan.epochs, "began": plan.began, "clips": plan.clips, **listed}
+        write_text(self.plan, json.dumps(tree) + "\n")
+
+    def read_plan(self) -> Plan:
+        tree = read_json(self.plan)
+        return Plan(**tree | {name: [Item(*row) for row in tree[name]] for name in ("train", "held")})
+
+    @property
+    def ended(self) -> Line | None:
+        """The record of a round that is trained and measured, else None."""
+        return read_json(self.record) if self.record.exists() else None
+
+
+class Home:
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.file = self.root / "home.json"
+        self.held = self.root / "held"
+        self._plans: dict[int, Plan] = {}
+
+    @property
+    def exists(self) -> bool:
+        return self.file.exists()
+
+    def create(self, config: RunConfig, settings: Settings) -> None:
+        """`config` is settled."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.held.mkdir(exist_ok=True)
+        _link(self.root / "model.safetensors", "current/model.safetensors")
+        tree = {
+            "version": VERSION,
+            "config": to_tree(config),
+            "settings": asdict(settings),
+            "inputs": asdict(inputs_of(config)),
+        }
+        write_json(self.file, tree)
+
+    @cached_property
+    def _tree(self) -> dict[str, Any]:
+        tree = read_json(self.file, f"is {self.root} the folder of a learner? stella learn HOME SRC… makes one")
+        if tree.get("version") != VERSION:
+            raise StellaError(
+                f"{self.root} has version {tree.get('version')} and this program reads version {VERSION}; "
+                "use the program that made it, or start a new one: nothing was changed"
+            )
+        return tree
+
+    def change(self, config: RunConfig | None = None, settings: Settings | None = None) -> None:
+        new = dict(self._tree)
+        new |= {"config": to_tree(config)} if config else {}
+        new |= {"settings": asdict(settings)} if settings else {}
+        if new != self._tree:
+            write_json(self.file, new)
+            self.__dict__.pop("_tree")
+
+    @property
+    def config(self) -> RunConfig:
+        try:
+            return build(RunConfig, self._tree["config"])
+        except ConfigError as error:
+            raise StellaError(
+                f"{self.root} was made by another version of stella ({error}); use that one, or start a new learner "
+                f"from its weights, {self.root / 'model.safetensors'}: nothing was changed"
+            ) from error
+
+    @property
+    def settings(self) -> Settings:
+        return build(Settings, self._tree["settings"], "settings.")
+
+    @property
+    def inputs(self) -> Inputs:
+        """How clips are made; as when the learner was made, wherever its first clips are now."""
+        return build(Inputs, self._tree["inputs"], "inputs.")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: a second learner is refused. Finishes what a killed one left half done."""
+        there = self.root.exists()
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            with lock(self.root / "lock"):
+                sweep(self.root)
+                if self.exists and (self.root / "undo").exists():
+                    self._undo()
+                yield
+        finally:
+            if not there and not self.exists:  # refused before anything was made
+                (self.root / "lock").unlink(missing_ok=True)
+                with suppress(OSError):
+                    self.root.rmdir()
+
+    # ---- rounds
+
+    @property
+    def current(self) -> int:
+        """The number of the round whose state is in use; 0 before the first."""
+        link = self.root / "current"
+        return int(link.readlink().name) if link.is_symlink() else 0
+
+    def round(self, number: int) -> RoundFolder:
+        return RoundFolder(self.root / "rounds" / f"{number:06d}", number)
+
+    @property
+    def next(self) -> RoundFolder:
+        return self.round(self.current + 1)
+
+    def plan(self, number: int) -> Plan:
+        if number not in self._plans:
+            self._plans[number] = self.round(number).read_plan()
+        return self._plans[number]
+
+    def plans(self) -> list[Plan]:
+        """Those of all rounds in use, the first round's first."""
+        return [self.plan(number) for number in range(1, self.current + 1)]
+
+    def history(self) -> list[Line]:
+        """The records of all rounds in use."""
+        return [read_json(self.round(number).record) for number in range(1, self.current + 1)]
+
+    def seen(self) -> Seen:
+        """Everything that was learnt, set aside, found unusable or dropped, and what the round in progress has."""
+        seen, first = Seen(), 0
+        for number, plan in enumerate(self.plans(), 1):
+            self._add(seen, self.round(number), plan, first)
+            first += plan.clips
+        folders = [self.next] if self.next.plan.exists() else []
+        folders += [RoundFolder(path, 0) for path in sorted((self.root / "dropped").glob("*"))]
+        for folder in folders:
+            self._add(seen, folder, folder.read_plan(), None)
+        return seen
+
+    def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:
+        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet."""
+        items, bad = [*plan.train, *plan.held], []
+        if first is not None and folder.skipped.exists():
+            records = Skipped(folder.skipped).records
+            bad = [item for number, item in enumerate(plan.train, first) if number in records]
+            bad += [item for item in plan.held if item.id in records]
+        seen.add(items, bad)
+
+    # ---- what is in use
+
+    def link(self, number: int) -> None:
+        _link(self.root / "current", f"rounds/{number:06d}")
+
+    def use(self, number: int) -> None:
+        """Put a finished round to use, then remove states that are no longer kept."""
+        self.link(number)
+        for old in range(1, number + 1 - self.settings.keep):
+            shutil.rmtree(self.round(old).checkpoints.folder, ignore_errors=True)
+
+    def rollback(self, number: int) -> None:
+        """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
+        if not 1 <= number < self.current:
+            raise StellaError(f"--rollback {number}: rounds 1 to {self.current - 1} come before the present one")
+        if not self.round(number).checkpoints.folder.exists():
+            kept = [n for n in range(1, self.current) if self.round(n).checkpoints.folder.exists()]
+            listed = ", ".join(map(str, kept)) or "none"
+            raise StellaError(
+                f"the state of round {number} is not kept (kept: {listed}); --keep N keeps more from now on"
+            )
+        write_json(self.root / "undo", {"round": number})
+        self._undo()
+
+    def _undo(self) -> None:
+        number = read_json(self.root / "undo")["round"]
+        self.link(number)
+        later = [path for path in (self.root / "rounds").glob("*") if int(path.name) > number]
+        for path in sorted(later, reverse=True):
+            self._move(path, "undone")
+        (self.root / "undo").unlink()
+        self._plans.clear()
+
+    def drop(self) -> None:
+        """Throw the round away that is in progress or was kept apart. Its clips count as seen."""
+        self._move(self.next.root, "dropped")
+        self._plans.pop(self.current + 1, None)
+
+    def _move(self, folder: Path, to: str) -> None:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        (self.root / to).mkdir(exist_ok=True)
+        folder.rename(self.root / to / f"{folder.name}-{uuid.uuid4().hex[:6]}")
+
+
+def _link(path: Path, target: str) -> None:
+    """Let `path` name `target`, atomically."""
+    if path.is_symlink() and str(path.readlink()) == target:
+        return
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    fresh.symlink_to(target)
+    fresh.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

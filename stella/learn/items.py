@@ -1,0 +1,239 @@
+"""What arrives: the clips in folders of videos, of shards and of packed arrays.
+
+An item says where a clip lies and what it holds, so that each is learnt once: a file that was renamed or copied is
+known by its content, and a file that could not be used counts as new when its content has changed.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from stella.clip import MIDDLE, Clip, Source, Windowed, location_of
+from stella.data.folder import VIDEO_SUFFIXES, walk
+from stella.data.packed import Packed
+from stella.data.shards import Shards
+from stella.data.views import View, view
+from stella.errors import ClipError, StellaError
+from stella.media.decode import Plan, decode
+from stella.media.inputs import Inputs
+
+SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
+
+Signature = tuple[int, ...]  # changes while a file is being written
+
+
+class GoneError(StellaError):
+    """A folder that was there is not: a disk that was unmounted."""
+
+
+@dataclass(frozen=True)
+class Item:
+    root: str  # the folder that was given
+    path: str  # below it: of the video, or of the folder of shards or packed clips
+    clip: str  # its id in that folder; empty for a video
+    recording: str
+    stamp: str  # of its content
+
+    @property
+    def id(self) -> str:
+        return "/".join(part for part in (self.root, self.path) if part) + (f"#{self.clip}" if self.clip else "")
+
+
+@dataclass
+class Seen:
+    """Which items are known. A learnt item stays known; one that could not be used, until its content changes."""
+
+    ids: set[str] = field(default_factory=set)
+    contents: set[str] = field(default_factory=set)  # stamps of videos
+    bad: dict[str, str] = field(default_factory=dict)  # stamps of clips that could not be used, by id
+
+    def add(self, items: Iterable[Item], bad: Iterable[Item] = ()) -> None:
+        wrong = {item.id: item.stamp for item in bad}
+        for item in items:
+            if item.id not in wrong:
+                self.ids.add(item.id)
+            if not item.clip:
+                self.contents.add(item.stamp)
+        self.bad |= wrong
+
+    def __contains__(self, item: Item) -> bool:
+        if item.id in self.ids or (not item.clip and item.stamp in self.contents):
+            return True
+        return self.bad.get(item.id) == item.stamp
+
+
+@dataclass
+class Scanner:
+    """Lists what folders hold. What is known of unchanged files is kept, so that a second scan is quick."""
+
+    inputs: Inputs
+    problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
+    _stamps: dict[Path, tuple[Signature, str]] = field(default_factory=dict)
+    _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
+
+    def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
+        """All new items of a folder in order, each with a signature that changes while it is being written."""
+        found: list[tuple[Item, Signature]] = []
+        for folder, subfolders, names in walk(Path(root), self._cannot):
+            subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
+            inner = "" if folder == Path(root) else folder.relative_to(root).as_posix()
+            if "clips.json" in names or any(name.startswith("shard-") and name.endswith(".tar") for name in names):
+                subfolders.clear()
+                found += self._inside_of(root, folder, inner)
+                continue
+            for name in sorted(names):
+                if Path(name).suffix.lower() in VIDEO_SUFFIXES:
+                    found += self._video(root, folder / name, seen)
+        order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
+        return [(item, signature) for item, signature in order if item not in seen]
+
+    def _video(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
+        item = Item(root, path.relative_to(root).as_posix(), "", path.relative_to(root).as_posix(), "")
+        if item.id in seen.ids:
+            self._stamps.pop(path, None)
+            return []
+        try:
+            status = path.stat()
+            signature = (status.st_size, status.st_mtime_ns)
+            if self._stamps.get(path, ((), ""))[0] != signature:
+                self._stamps[path] = signature, content(path)
+        except OSError as error:
+            self._cannot(error)
+            return []
+        return [(replace(item, stamp=self._stamps[path][1]), signature)]
+
+    def _inside_of(self, root: str, folder: Path, inner: str) -> list[tuple[Item, Signature]]:
+        try:
+            signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
+            if self._inside.get(folder, ((), []))[0] != signature:
+                source = _container(folder, self.inputs)
+                origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
+                items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]
+                self._inside[folder] = (signature, items)
+        except (StellaError, OSError) as error:
+            self.problems.append(str(error))
+            return []
+        return [(item, ()) for item in self._inside[folder][1]]  # written whole: there is nothing to wait for
+
+    def _cannot(self, error: OSError) -> None:
+        self.problems.append(f"{error.filename} cannot be read ({error.strerror}); correct its permissions")
+
+
+def gone(root: str) -> bool:
+    """Whether a folder is not there, or is empty as the place of an unmounted disk is."""
+    try:
+        return next(os.scandir(root), None) is None
+    except OSError:
+        return True
+
+
+def opened(items: Sequence[Item], inputs: Inputs) -> View:
+    """The clips of these items, in this order. Those of a folder that cannot be opened raise `ClipError`."""
+    wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
+    for item in items:
+        wanted.setdefault(_folder(item), []).append(item.clip or item.path)
+    found = {key: _open(*key, names, inputs) for key, names in wanted.items()}
+    number = {key: i for i, key in enumerate(found)}
+    clips = [(number[_folder(item)], found[_folder(item)][1].get(item.clip or item.path, -1)) for item in items]
+    return view([source for source, _ in found.values()], clips)
+
+
+class Present:
+    """A source below a folder. While the folder is gone its clips are not bad: reading them raises `GoneError`."""
+
+    def __init__(self, source: Source, root: str) -> None:
+        self.source, self.root = source, root
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.clip(index)
+
+    def clip(self, index: int, window: float = MIDDLE) -> Clip:
+        try:
+            if index < 0:
+                raise ClipError(self.root, "not there any more", "restore it, or leave it")
+            return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
+        except ClipError:
+            if gone(self.root):
+                raise GoneError(f"{self.root} is gone; bring it back and run the same command again") from None
+            raise
+
+    def location(self, index: int) -> str:
+        return location_of(self.source, index) if index >= 0 else self.root
+
+
+class Videos:
+    """These files, one clip each."""
+
+    def __init__(self, root: str, files: Sequence[str], plan: Plan) -> None:
+        self.root, self.files, self.plan = Path(root), list(files), plan
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.clip(index)
+
+    def clip(self, index: int, window: float = MIDDLE) -> Clip:
+        return replace(decode(self.root / self.files[index], self.plan, window=window), id=self.files[index])
+
+    def location(self, index: int) -> str:
+        return str(self.root / self.files[index])
+
+
+def _folder(item: Item) -> tuple[str, str | None]:
+    """The root of an item, and its folder of shards or packed clips if it is in one."""
+    return item.root, item.path if item.clip else None
+
+
+def _open(root: str, inner: str | None, names: Sequence[str], inputs: Inputs) -> tuple[Source, dict[str, int]]:
+    """A source that holds these clips, and where."""
+    if gone(root):
+        raise GoneError(f"{root} is gone; bring it back and run the same command again")
+    if inner is None:
+        return Present(Videos(root, names, inputs.plan()), root), {name: i for i, name in enumerate(names)}
+    try:
+        source = _container(Path(root) / inner, inputs)
+    except StellaError:
+        return Present(Videos(root, [], Plan()), root), {}  # deleted, or damaged: its clips cannot be used
+    positions = {source.origin(i).id: i for i in range(len(source))}
+    whole = isinstance(source, Packed) and all(name in positions for name in names)
+    return source if whole else Present(source, root), positions
+
+
+def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
+    if not (folder / "clips.json").exists():
+        return Shards(folder, inputs.frames, inputs.span, inputs.size)
+    source = Packed(folder)
+    has = (source.header.pixels, source.header.spec_frames, source.header.frames[0])
+    if has != (want := (inputs.pixels, inputs.spec_frames, inputs.frames)):
+        names = ("pixels", "time steps", "frames")
+        sizes = [", ".join(f"{n} {name}" for n, name in zip(each, names, strict=True)) for each in (has, want)]
+        raise StellaError(f"{folder} was packed for {sizes[0]} and this model takes {sizes[1]}; pack it again")
+    return source
+
+
+def content(path: Path) -> str:
+    """The length of a file and a hash of both its ends."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        ends = file.read(SAMPLE)
+        file.seek(max(SAMPLE, size - SAMPLE))
+        ends += file.read(SAMPLE)
+    return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+
+
+def kind_of(root: str) -> tuple[str, str]:
+    """What a folder holds, as `data.source` names it, and the folder of packed clips or shards, which may be below."""
+    if not Path(root).is_dir():
+        raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips")
+    for folder, _, names in walk(Path(root), lambda error: None):
+        if "clips.json" in names:
+            return "packed", str(folder)
+        if any(name.startswith("shard-") and name.endswith(".tar") for name in names):
+            return "shards", str(folder)
+    return "folder", root

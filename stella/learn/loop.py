@@ -1,0 +1,279 @@
+"""`stella learn`: go on from a learner's state with whatever is new, now or as it arrives."""
+
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stella import methods
+from stella.config import to_tree
+from stella.errors import ConfigError, StellaError
+from stella.files import Line
+from stella.learn.home import Home, Settings
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, gone
+from stella.learn.page import write_page
+from stella.learn.round import KeptApartError, Learner, told
+from stella.learn.takeover import take_over
+from stella.runs.build import check
+from stella.runs.config import RunConfig, settle
+from stella.runs.progress import say
+from stella.runs.stop import Stop, Stopped
+from stella.runs.training import changed_keys
+
+KEPT_APART = 3  # exit status
+PAUSE = 60.0  # seconds between attempts while a disk is full or gone
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rounds: list[Line] = field(default_factory=list)
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """When a round begins: with `clips` new clips, or with what has come `every` seconds after the last one."""
+
+    clips: int = 500
+    every: float = 3600.0
+    settle: float = 10.0  # seconds without a change after which a file is taken to be whole
+    scan: float = 5.0  # seconds between scans
+    idle: float | None = None  # seconds without anything new after which to end; none: never
+
+
+def create(home: Home, config: RunConfig, settings: Settings) -> None:
+    """Make a new learner; call this with its lock held."""
+    config = settle(config)
+    if methods.find(config.method).joint:
+        raise ConfigError(f"method={config.method} trains on all tasks at once; choose one that learns from a stream")
+    if config.train.decay:
+        raise ConfigError(f"train.decay={config.train.decay} needs an end, and a learner has none; leave it out")
+    if config.stream.drop_last:
+        raise ConfigError("stream.drop_last=true would lose the end of every round; leave it out")
+    if home.root.exists() and any(path.name != "lock" for path in home.root.iterdir()):
+        raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
+    check(config)
+    home.create(config, settings)
+
+
+def change(home: Home, config: RunConfig | None, settings: Settings | None) -> None:
+    """Change what no state depends on; refuse anything else."""
+    if config is not None and (found := changed_keys(to_tree(home.config), config)):
+        raise StellaError(f"{home.root} was made otherwise: {'; '.join(found)}; leave it out, or start a new learner")
+    was = home.settings
+    if settings is not None and (settings.share, settings.held) != (was.share, was.held):
+        raise StellaError(
+            f"{home.root} was made with --share {was.share:g} --held {was.held}, which stay as they are; leave them out"
+        )
+    home.change(config, settings)
+
+
+def learn(
+    root: Path | str,
+    sources: Sequence[str],
+    config: RunConfig | None = None,
+    settings: Settings | None = None,
+    *,
+    run: Path | str | None = None,
+    epochs: int = 1,
+    clips: int | None = None,
+    watch: Watch | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Learn everything in these folders that is new, in one round or in rounds of at most `clips` clips.
+
+    A new learner needs `config`, or a finished `run` to go on from; for one that is there `config` is its own
+    (`Home.config`) with changes. With `watch` it goes on until a signal comes. SIGTERM and Ctrl-C save what is done
+    and stop; the outcome then has an exit code. A round that was interrupted is finished first.
+    """
+    home, console = Home(root), console or Console()
+    with home.locked(), Stop() as stop:
+        _opened(home, config, settings, run)
+        roots = [str(Path(source).absolute()) for source in sources]
+        session = Session(Learner(home, console, stop), roots, epochs)
+        try:
+            with _full_disk_explained(home.root):
+                session.watch(watch) if watch else session.once(clips)
+        except Stopped:
+            assert stop.signal is not None
+            session.learner.say(f"stopped by {stop.signal.name}; the same command goes on from here")
+            return Outcome(session.rounds, 128 + stop.signal)
+        except KeptApartError as error:
+            session.learner.say(str(error), "bold red")
+            write_page(home)
+            return Outcome(session.rounds, KEPT_APART)
+        return Outcome(session.rounds)
+
+
+def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run: Path | str | None) -> None:
+    if home.exists:
+        if run is not None:
+            raise StellaError(f"{home.root} is a learner already; leave --from {run} out, or choose a new folder")
+        change(home, config, settings)
+    elif run is not None:
+        take_over(home, run, settings or Settings())
+    elif config is None:
+        raise StellaError(f"{home.root} is not the folder of a learner; check the path")
+    else:
+        create(home, config, settings or Settings())
+
+
+class Session:
+    """One process's rounds."""
+
+    def __init__(self, learner: Learner, roots: Sequence[str], epochs: int) -> None:
+        self.learner, self.home, self.roots, self.epochs = learner, learner.home, roots, epochs
+        self.rounds: list[Line] = []
+        self.scanner = Scanner(self.home.inputs)
+        self._told: set[str] = set()
+        self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
+
+    def once(self, clips: int | None) -> None:
+        for root in self.roots:
+            if not Path(root).is_dir():
+                raise StellaError(f"{root} is not a folder; give folders of videos, shards or packed clips")
+        self._done(self.learner.go_on())
+        new = [item for item, _ in self._scan(self.home.seen())]
+        for problem in self.scanner.problems:
+            self.learner.say(problem, "yellow")
+        if not new:
+            known = sum(plan.clips for plan in self.home.plans())
+            self.learner.say(f"nothing new: {known:,} clips were learnt in {self.home.current} rounds")
+        for start in range(0, len(new), clips or len(new) or 1):
+            self._done(self.learner.begin(new[start : start + clips if clips else None], self.epochs))
+
+    def watch(self, when: Watch) -> None:
+        """Rounds as clips arrive, until a signal. A disk that is full or gone is waited for."""
+        last = arrived = time.monotonic()
+        seen = self.home.seen()
+        while True:
+            with self.learner.stop.at_once():
+                new = self._settled(seen, when.settle)
+            now = time.monotonic()
+            due = len(new) >= when.clips or (bool(new) and now - last >= when.every)
+            if self.home.next.plan.exists() or due:
+                if self._attempt(new[: when.clips]):
+                    last = arrived = time.monotonic()
+                    seen = self.home.seen()
+                else:
+                    self._wait(PAUSE)
+                continue
+            arrived = now if self._unchanged else arrived
+            if when.idle is not None and not new and now - arrived >= when.idle:
+                return
+            self._wait(when.scan)
+
+    def _attempt(self, new: Sequence[Item]) -> bool:
+        """Finish the round that was begun, or begin one; False if a disk is full or gone."""
+        try:
+            self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
+        except (GoneError, OSError, StellaError) as error:
+            if not isinstance(error, GoneError) and not _full(error):
+                raise
+            self._say_once(f"waiting: {error if isinstance(error, StellaError) else error.strerror}")
+            return False
+        self._told.clear()
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        with self.learner.stop.at_once():
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 0.2))
+
+    def _done(self, record: Line | None) -> None:
+        if record is not None:
+            self.rounds.append(record)
+            self.learner.say(told(record))
+            write_page(self.home)
+
+    def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
+        """All new items. Of files with the same content only the first counts."""
+        self.scanner.problems.clear()
+        found: dict[str, tuple[Item, Signature]] = {}
+        for root in self.roots:
+            if gone(root) and not Path(root).is_dir():
+                self._say_once(f"waiting: {root} is not there")
+                continue
+            for item, signature in self.scanner.scan(root, seen):
+                found.setdefault(item.id if item.clip else item.stamp, (item, signature))
+        return list(found.values())
+
+    def _settled(self, seen: Seen, seconds: float) -> list[Item]:
+        """The new items that are not being written, in the order in which they came."""
+        now, found = time.monotonic(), self._scan(seen)
+        for problem in self.scanner.problems:
+            self._say_once(problem)
+        before, self._unchanged = self._unchanged, {}
+        for item, signature in found:
+            was = before.get(item.id)
+            self._unchanged[item.id] = was if was and was[0] == signature else (signature, now)
+        whole = [(i, s) for i, s in found if not s or now - self._unchanged[i.id][1] >= seconds]
+        return [item for item, signature in sorted(whole, key=lambda each: each[1][1:])]
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self.learner.say(line, "yellow")
+
+
+def accept(root: Path | str, console: Console) -> None:
+    """Put the round to use that was kept apart."""
+    home = Home(root)
+    with home.locked(), Stop() as stop:
+        folder = home.next
+        if folder.ended is None:
+            raise StellaError(f"no round of {root} is kept apart; there is nothing to accept")
+        Learner(home, console, stop).accept(folder)
+        say(console, f"round {folder.number} is in use")
+        write_page(home)
+
+
+def drop(root: Path | str, console: Console) -> None:
+    """Throw the round away that is kept apart or in progress."""
+    home = Home(root)
+    with home.locked():
+        if not home.next.plan.exists():
+            raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
+        home.drop()
+        say(console, f"round {home.current + 1} is dropped: its clips count as seen; round {home.current} is in use")
+
+
+def rollback(root: Path | str, number: int, console: Console) -> None:
+    home = Home(root)
+    with home.locked():
+        home.rollback(number)
+        say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")
+        write_page(home)
+
+
+def _full(error: BaseException | None) -> OSError | None:
+    """The system's error about a full disk, among the causes of an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return error
+        error = error.__cause__
+    return None
+
+
+@contextmanager
+def _full_disk_explained(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, StellaError) as error:
+        if (cause := _full(error)) is None:
+            raise
+        raise StellaError(
+            f"{root} cannot be written ({cause.strerror}); nothing is lost: free space and run the same command again"
+        ) from error
+
+
+def with_changes(settings: Settings, **given: float | int | None) -> Settings:
+    """The settings with those values that are given."""
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(settings, **changes)

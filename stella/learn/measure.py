@@ -1,0 +1,84 @@
+"""What a round did to the model: retrieval of clips set aside, by the state before the round and by the one after it.
+
+Both are measured in the same gallery, that of today. Galleries grow, so accuracies of different days do not compare;
+their falls do. The level of a round's clips is therefore their accuracy when they were new, less all falls since.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stella.evaluate.retrieval import KS, Embeddings, modality_gap, ranks
+from stella.files import Line
+
+WORST = 8  # clips that fell most, named in the record
+
+
+def measures(before: Embeddings, after: Embeddings, rounds: Tensor, new: int, last: Line | None) -> Line:
+    """The record's part on accuracy, in percent. Rows of the embeddings are clips, set aside in `rounds` [N].
+
+    `new` is the number of the round that ended, `last` the record of the round before it.
+    """
+    if len(rounds) < 2:
+        return {"gallery": len(rounds), "old": None, "new": None, "rounds": {}, "F": None, "gap": None, "worst": []}
+    places = {"before": _places(before), "after": _places(after)}  # [2, N] each
+    figures = {
+        name: {"clips": int(which.sum()), **{when: accuracy(p[:, which]) for when, p in places.items()}}
+        for name, which in (("old", rounds < new), ("new", rounds == new))
+        if which.any()
+    }
+    own = {
+        r: {when: accuracy(p[:, rounds == r]) for when, p in places.items()} | {"clips": int((rounds == r).sum())}
+        for r in sorted(set(rounds.tolist()))
+    }
+    by_round = levels(own, new, {} if last is None else last["rounds"])
+    earlier = [each["best"] - each["level"] for r, each in by_round.items() if int(r) < new]
+    worst = (places["after"] - places["before"]).float().mean(0)  # [N]
+    fell = [int(i) for i in worst.argsort(descending=True)[:WORST] if worst[i] > 0 and rounds[i] < new]
+    return {
+        "gallery": len(rounds),
+        "old": figures.get("old"),
+        "new": figures.get("new"),
+        "rounds": by_round,
+        "F": sum(earlier) / len(earlier) if earlier else None,
+        "gap": modality_gap(after.a, after.v),
+        "worst": [{"clip": i, **{w: p[:, i].float().mean().item() for w, p in places.items()}} for i in fell],
+    }
+
+
+def accuracy(places: Tensor) -> float:
+    """A of these ranks: the mean of R@1, R@5 and R@10, in percent."""
+    return 100 * sum((places <= k).double().mean().item() for k in KS) / len(KS)
+
+
+def levels(own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For the clips of each round: accuracy before and after, level, and the best level so far."""
+    found = {}
+    for r, each in own.items():
+        if r == new:
+            level = best = each["after"]
+        else:
+            was = last.get(str(r), {"level": each["before"], "best": each["before"]})
+            level = was["level"] - (each["before"] - each["after"])
+            best = max(was["best"], level)
+        found[str(r)] = {**each, "level": level, "best": best}
+    return found
+
+
+def fall(record: Line) -> float | None:
+    """Points that A on old clips fell in a round; None if there are none."""
+    return None if record["old"] is None else record["old"]["before"] - record["old"]["after"]
+
+
+def by_round(ids: Tensor, clips: Sequence[int]) -> list[int]:
+    """How many of these ids of the stream belong to each round, whose numbers of clips are given."""
+    ends = torch.tensor(clips).cumsum(0)
+    counts: list[int] = torch.searchsorted(ends, ids.cpu(), right=True).bincount(minlength=len(ends)).tolist()
+    return counts
+
+
+def _places(embeddings: Embeddings) -> Tensor:
+    """Ranks of all clips by sound and by picture, [2, N]."""
+    return torch.stack([ranks(embeddings.a, embeddings.v), ranks(embeddings.v, embeddings.a)]).cpu()

@@ -1,0 +1,159 @@
+"""HOME/page.html: what the learner knows, what it keeps, and what it is forgetting. One file that loads nothing."""
+
+import base64
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from stella.data.shards import DamagedSampleError, read_head
+from stella.data.skipped import in_words
+from stella.files import Line, write_text
+from stella.learn.home import Home
+from stella.learn.measure import fall
+from stella.report.page import TEMPLATES
+from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
+
+SHOWN = 30  # newest rounds in the table
+CURVES = (
+    ("old", "after", "old clips"),
+    ("new", "after", "new clips"),
+    ("new", "before", "new clips, before it"),
+)
+
+
+def write_page(home: Home) -> Path:
+    """Write the page of all rounds in use, and of one that is kept apart."""
+    path = home.root / "page.html"
+    write_text(path, render(home))
+    return path
+
+
+def render(home: Home) -> str:
+    history, apart = home.history(), home.next.ended
+    shown = [*history, apart] if apart else history
+    last = shown[-1] if shown else None
+    return TEMPLATES.get_template("templates/learner.html.j2").render(
+        name=home.root.absolute().name,
+        story=_story(history),
+        notes=[_apart(apart)] if apart else [],
+        curves=_curves(shown) if any(record["gallery"] > 1 for record in shown) else None,
+        memory=_memory(last["memory"], shown) if last and last["memory"] else None,
+        sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
+        worst=[_picture(home, each) for each in (last["worst"] if last else [])],
+        rows=[_row(record) for record in reversed(shown[-SHOWN:])],
+        more=max(0, len(shown) - SHOWN),
+    )
+
+
+def _story(history: Sequence[Line]) -> list[str]:
+    if not history:
+        return ["Nothing is learnt yet."]
+    first, last = history[0], history[-1]
+    clips = sum(record["clips"] for record in history)
+    aside = sum(record["set_aside"] for record in history)
+    story = [
+        f"{clips:,} clips in {len(history)} rounds since {_date(first)}; {aside:,} were set aside, "
+        f"of which {last['gallery']:,} are measured."
+    ]
+    if last["old"]:
+        story.append(
+            f"In the last round, on {_date(last)}, accuracy on old clips went from {last['old']['before']:.1f}% to "
+            f"{last['old']['after']:.1f}%."
+        )
+    if last["F"] is not None:
+        story.append(f"Since each round was new, its clips have lost {last['F']:.1f} points from their best (F).")
+    return story
+
+
+def _apart(record: Line) -> str:
+    return (
+        f"Round {record['round']} is kept apart and not in use: A on old clips fell by {fall(record):.1f} points, "
+        f"more than {record['guard']:g}. Take it with --accept, or throw it away with --drop."
+    )
+
+
+@styled
+def _curves(history: Sequence[Line]) -> Markup:
+    """A and F over time."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+
+    figure, (left, right) = new_figure(7.6, 2.7, columns=2, width_ratios=[1.5, 1])
+    for i, (which, when, label) in enumerate(CURVES):
+        points = [(_time(r), r[which][when]) for r in history if r[which]]
+        if points:
+            look = {"color": SERIES[i], "ls": STYLES[i], "marker": MARKERS[i], "ms": 4, "lw": 1.6}
+            left.plot(date2num([x for x, _ in points]), [y for _, y in points], label=label, **look)
+    points = [(_time(r), r["F"]) for r in history if r["F"] is not None]
+    if points:
+        xs = date2num([x for x, _ in points])
+        right.plot(xs, [y for _, y in points], color=SERIES[3], marker=MARKERS[3], ms=4, lw=1.6)
+    right.axhline(0, color=FAINT, lw=0.9)
+    left.set(ylabel="accuracy A, %", ylim=(0, None))
+    right.set(ylabel="forgetting F, points")
+    left.legend(frameon=False)
+    times = date2num([_time(record) for record in history])
+    for axis in (left, right):
+        margin = 0.05 * (times[-1] - times[0]) or 1 / 24
+        axis.set_xlim(times[0] - margin, times[-1] + margin)
+        locator = AutoDateLocator(maxticks=5)
+        axis.xaxis.set_major_locator(locator)
+        axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        axis.grid(axis="y")
+    return to_svg(figure, "accuracy and forgetting over time")
+
+
+@styled
+def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
+    """How many clips of the memory came in each round, beside what a uniform sample would hold."""
+    counts, clips = memory["rounds"], [record["clips"] for record in history]
+    total, every = sum(counts), sum(clips) or 1
+    figure, [axis] = new_figure(7.6, 2.1)
+    axis.bar(range(1, len(counts) + 1), counts, color=SERIES[0], width=0.8)
+    axis.step(
+        [x + 0.5 for x in range(len(clips) + 1)],
+        [total * n / every for n in (clips[0], *clips)],
+        color=FAINT,
+        lw=1.2,
+        label="its share of all clips",
+    )
+    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.legend(frameon=False)
+    axis.grid(axis="y")
+    return to_svg(figure, "clips in memory by round")
+
+
+def _picture(home: Home, worst: dict[str, Any]) -> dict[str, Any]:
+    """The first and the last stored frame of a clip, with its ranks."""
+    frames: list[str] = []
+    with suppress(OSError, DamagedSampleError), (home.held / f"{worst['clip']}.tar").open("rb") as file:
+        head = read_head(file, 0)
+        count = len(head.offsets) - 1
+        frames = [base64.b64encode(head.read(file, i)).decode() for i in sorted({0, count - 1})]
+    ranks = f"rank {worst['before']:.0f} → {worst['after']:.0f}"
+    return {"id": Path(worst["id"]).name, "round": worst["round"], "ranks": ranks, "frames": frames}
+
+
+def _row(record: Line) -> list[str]:
+    old, new = record["old"], record["new"]
+    return [
+        str(record["round"]) + (" (kept apart)" if record["kept_apart"] else ""),
+        _date(record),
+        f"{record['clips']:,}",
+        *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
+        *("–" if record[name] is None else f"{record[name]:.1f}" for name in ("F", "gap", "matching")),
+        in_words(record["skipped"]) or "–",
+        f"{record['seconds']['all']:.0f} s",
+    ]
+
+
+def _time(record: Line) -> datetime:
+    return datetime.fromisoformat(record["ended"])
+
+
+def _date(record: Line) -> str:
+    return _time(record).strftime("%Y-%m-%d %H:%M")

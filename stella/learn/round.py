@@ -1,0 +1,359 @@
+"""One round: set clips aside, train once over the others, measure, put the new state to use.
+
+A learner is a run whose list of tasks grows. A round is one more task of a stream that already knows the lengths of
+the earlier ones, so clips never share an id, and rounds given one call after the other end where one run over the same
+tasks ends. Everything that a kill interrupts is repeated with the same outcome: the clips of a round are written down
+before anything else, and the state in use changes last.
+"""
+
+import io
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from stella.clip import Clip, Source
+from stella.config import to_tree
+from stella.data.skipped import Skipped, in_words
+from stella.data.stream import Stream
+from stella.errors import StellaError
+from stella.evaluate.after_task import MATCHING_CLIPS
+from stella.evaluate.matching import evaluate_matching, some_of
+from stella.evaluate.retrieval import Embeddings, embed
+from stella.files import Line, read_json, write_bytes, write_json
+from stella.learn.held import HeldOut, is_held, kept, store
+from stella.learn.home import Home, Plan, RoundFolder
+from stella.learn.items import Item, opened
+from stella.learn.measure import by_round, fall, measures
+from stella.model import weights
+from stella.rng import generator
+from stella.runs.build import build_method
+from stella.runs.config import machine
+from stella.runs.environment import environment
+from stella.runs.progress import Display, say
+from stella.runs.stop import Stop, Stopped
+from stella.runs.training import MOST_SKIPPED
+from stella.train.checkpoint import Checkpoints
+from stella.train.trainer import Trainer
+
+BEFORE = "before.pt"  # embeddings by the state before the round
+
+
+class KeptApartError(StellaError):
+    """A round made old knowledge fall by more than the guard allows: it is kept apart until someone decides."""
+
+
+class Past:
+    """The clips of an earlier round: their number, for the ids of later ones. They are never read."""
+
+    def __init__(self, clips: int) -> None:
+        self.clips = clips
+
+    def __len__(self) -> int:
+        return self.clips
+
+    def __getitem__(self, index: int) -> Clip:
+        self._refuse()
+
+    def tensors(self, indices: Sequence[int], device: Any = "cpu", windows: Any = None) -> tuple[Tensor, Tensor]:
+        self._refuse()
+
+    def lengths(self, indices: Sequence[int]) -> Tensor:
+        self._refuse()
+
+    def expect(self, indices: Sequence[int], device: Any = "cpu", windows: Any = None) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError("the clips of an earlier round are not read")
+
+
+class Learner:
+    """Does rounds. The trainer stays in memory between them."""
+
+    def __init__(self, home: Home, console: Console, stop: Stop) -> None:
+        self.home, self.console, self.stop = home, console, stop
+        self.config = home.config
+        self.machine = machine(self.config.train)
+        self._commit = environment(self.machine)["commit"]
+        self._trainer: Trainer | None = None  # with the state in use, between rounds
+        self._seconds: dict[str, float] = {}
+
+    def begin(self, items: Sequence[Item], epochs: int = 1) -> Line:
+        """A round over these items, which are new."""
+        share = self.home.settings.share
+        held = [item for item in items if is_held(item, share)]
+        aside = {item.id for item in held}
+        train = [item for item in items if item.id not in aside]
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        self.home.next.write_plan(Plan(epochs, began, len(train), train, held))
+        record = self.go_on()
+        assert record is not None
+        return record
+
+    def go_on(self) -> Line | None:
+        """Finish the round that was begun, if there is one, and put its state to use."""
+        folder = self.home.next
+        if not folder.plan.exists():
+            return None
+        record = folder.ended or self._round(folder, folder.read_plan())
+        if record["kept_apart"]:
+            self._trainer = None
+            raise KeptApartError(
+                f"round {folder.number} is kept apart: A on old clips fell by {fall(record):.1f} points, more than the "
+                f"guard of {record['guard']:g}; the state before it stays in use. Take it with stella learn "
+                f"{self.home.root} --accept, or throw it away with --drop"
+            )
+        self.accept(folder)
+        return record
+
+    def accept(self, folder: RoundFolder) -> None:
+        """Put a finished round to use, and remove what is not needed any more."""
+        self.home.use(folder.number)
+        held = {clip.key for clip in kept(self.home.plans(), self.home.settings.held)}
+        for path in self.home.held.glob("*.tar"):
+            if path.stem not in held:
+                path.unlink(missing_ok=True)
+
+    # ---- the parts of a round
+
+    def _round(self, folder: RoundFolder, plan: Plan) -> Line:
+        trainer, self._trainer = self._trainer, None  # lost if the round does not end
+        skipped, began = Skipped(folder.skipped), time.monotonic()
+        self._seconds = {}
+        with self.stop.at_once(), self._timed("setting aside"):
+            held = self._set_aside(folder, plan, skipped)
+        with self.stop.at_once(), self._timed("loading"):
+            trainer = self._prepared(folder, plan, skipped, trainer)
+        with self.stop.at_once(), self._timed("measuring"):
+            before = self._before(folder, trainer, held)
+        with self._timed("loading"):
+            if (state := folder.checkpoints.load()) is not None:
+                trainer.load_state_dict(state["trainer"])
+        loss = state["loss"] if state and "loss" in state else self._train(folder, plan, trainer, skipped)
+        with self.stop.at_once():
+            with self._timed("measuring"):
+                found = self._measured(folder, trainer, held, before)
+            with self._timed("saving"):
+                self._write_weights(folder, trainer, found)
+            self._seconds["all"] = time.monotonic() - began
+            record = _record(folder, plan, skipped) | {"steps": trainer.counters.step, "loss": loss, **found}
+            record |= {"memory": self._memory(trainer, plan), **self._guarded(found)}
+            write_json(folder.record, record | {"seconds": {k: round(v, 3) for k, v in self._seconds.items()}})
+        self._trainer = trainer
+        return read_json(folder.record)
+
+    def _set_aside(self, folder: RoundFolder, plan: Plan, skipped: Skipped) -> HeldOut:
+        """Store this round's held-out clips; returns all that are kept."""
+        clips = kept([*self.home.plans(), plan], self.home.settings.held)
+        own = [clip for clip in clips if clip.round == folder.number]
+        if own:
+            stream, items = self.config.stream, [clip.item for clip in own]
+            seconds = self.home.inputs.duration
+            source = opened(items, self.home.inputs)
+            store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
+        return HeldOut(self.home.held, clips)
+
+    def _workers(self, items: Sequence[Item]) -> int:
+        """A file can hang its decoder, and only another process can be killed."""
+        packed = all(item.clip for item in items)
+        return self.config.stream.workers if packed else max(1, self.config.stream.workers)
+
+    def _prepared(self, folder: RoundFolder, plan: Plan, skipped: Skipped, trainer: Trainer | None) -> Trainer:
+        """A trainer with the state in use, whose stream stands before the clips of this round."""
+        tasks: list[tuple[str, Source]] = [
+            (f"round {n}", Past(past.clips)) for n, past in enumerate(self.home.plans(), 1) if past.clips
+        ]
+        if plan.clips:
+            tasks.append((f"round {folder.number}", opened(plan.train, self.home.inputs)))
+        own: dict[str, Any] = {"epochs": plan.epochs, "most_bad": 1.0, "workers": self._workers(plan.train)}
+        stream = Stream(tasks, replace(self.config.stream, **own), self.machine.device, skipped)
+        if trainer is None:
+            state = self.home.round(self.home.current).checkpoints.load() if self.home.current else None
+            method = build_method(self.config, self.machine.device, initial=state is None)
+            shorter = Stream(tasks[:-1] if plan.clips else tasks, stream.config, self.machine.device)
+            trainer = Trainer(method, shorter, self.config.train, self.machine)
+            if state is not None:
+                shorter.take_up(state["trainer"]["stream"])
+                trainer.load_state_dict(state["trainer"] | {"stream": shorter.state_dict()})
+        stream.take_up(trainer.stream.state_dict())
+        trainer.stream = stream
+        return trainer
+
+    def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Embeddings:
+        """Embeddings of the held-out clips by the state before the round, which the trainer has."""
+        path = folder.root / BEFORE
+        if not path.exists():
+            last = self.home.round(self.home.current).embeddings
+            known = _read(last) if self.home.current and last.exists() else {}
+            _write(path, held.keys, self._embed(trainer, held, known))
+        return _aligned(_read(path), held.keys)
+
+    def _embed(self, trainer: Trainer, held: HeldOut, known: dict[str, tuple[Tensor, Tensor]]) -> Embeddings:
+        """Embeddings of the held-out clips, of which some may be known; ids are their positions."""
+        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known])
+        found = dict(known)
+        if len(missing):
+            stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
+            device, autocast = self.machine.device, self.machine.autocast
+            made = embed(trainer.method.eval_model, missing, stream, device, autocast)
+            for id, a, v in zip(made.ids.tolist(), made.a.cpu(), made.v.cpu(), strict=True):
+                found[missing.keys[id]] = a, v
+        return _aligned(found, held.keys)
+
+    def _train(self, folder: RoundFolder, plan: Plan, trainer: Trainer, skipped: Skipped) -> dict[str, float]:
+        """Train to the end of the round and save its state; returns the mean losses."""
+        stream, counters, train = trainer.stream, trainer.counters, self.config.train
+        place, saved = f"{self.config.method}: round {folder.number}", time.monotonic()
+        total = counters.step + (len(Stream([("", stream.sources[-1])], stream.config)) if plan.clips else 0)
+        checkpoints = Checkpoints(folder.checkpoints.folder, train.keep_checkpoints)
+        with self._timed("training"), closing(stream), Display(self.console, total, counters.step) as display:
+            while stream.finished_task is None and self._advance(plan, trainer, skipped):
+                display.at(counters.step, place)
+                self._check_finite(folder, trainer)
+                ended, stopping = stream.finished_task is not None, self.stop.signal
+                if not ended and (stopping or time.monotonic() - saved >= 60 * train.checkpoint_minutes):
+                    checkpoints.save(counters.step, {"trainer": trainer.state_dict()})
+                    saved = time.monotonic()
+                if stopping and not ended:
+                    raise Stopped
+        with self._timed("saving"):
+            trainer.settle()
+            loss = trainer.meter.read()
+            folder.checkpoints.save(counters.step, {"trainer": trainer.state_dict(), "loss": loss})
+        return loss
+
+    def _advance(self, plan: Plan, trainer: Trainer, skipped: Skipped) -> bool:
+        """One step. A round of which no clip can be used is passed over."""
+        try:
+            return trainer.advance()
+        except StellaError:
+            if sum(isinstance(id, int) for id in skipped.records) < plan.clips:
+                raise
+        here = trainer.stream.position
+        trainer.stream.position = replace(here, task=here.task + 1, epoch=0, chunk=0, used=0)
+        trainer.stream.finished_task = here.task
+        return True
+
+    def _check_finite(self, folder: RoundFolder, trainer: Trainer) -> None:
+        if trainer.counters.skipped_in_a_row >= MOST_SKIPPED:
+            trainer.settle()
+        if trainer.counters.skipped_in_a_row >= MOST_SKIPPED:
+            raise StellaError(
+                f"{MOST_SKIPPED} steps in a row of round {folder.number} were not finite "
+                f"({', '.join(trainer.skipped[-1][1])}); look at its clips, and throw the round away with "
+                f"stella learn {self.home.root} --drop"
+            )
+
+    def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Embeddings) -> Line:
+        after = self._embed(trainer, held, {})
+        _write(folder.embeddings, held.keys, after)
+        both = [i for i in before.ids.tolist() if i in set(after.ids.tolist())]
+        old, new = (_only(each, both) for each in (before, after))
+        last = self.home.round(self.home.current).ended if self.home.current else None
+        found = measures(old, new, held.rounds[both], folder.number, last)
+        for worst in found["worst"]:
+            clip = held.clips[both[worst["clip"]]]
+            worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
+        return found | {"matching": self._matching(trainer, held)}
+
+    def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line) -> None:
+        scores = {"A": found["old"] and found["old"]["after"], "F": found["F"], "gallery": found["gallery"]}
+        extra = {"config": to_tree(self.config), "commit": self._commit, "round": folder.number, "scores": scores}
+        method = trainer.method
+        write_bytes(folder.weights, weights.packed(method.eval_model, method.avm, extra, self.home.inputs))
+        if trainer.slow is not None:
+            write_bytes(folder.slow_weights, weights.packed(trainer.slow.model, None, extra, self.home.inputs))
+
+    def _guarded(self, found: Line) -> Line:
+        guard, fell = self.home.settings.guard, fall(found)
+        return {"guard": guard, "kept_apart": guard is not None and fell is not None and fell > guard}
+
+    def _matching(self, trainer: Trainer, held: HeldOut) -> float | None:
+        """Accuracy of the matching module in percent; None without one."""
+        avm = trainer.method.avm
+        if avm is None or len(held) < 2:
+            return None
+        some = some_of(held, MATCHING_CLIPS, generator("matching", 0))
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
+        gen, model = generator(self.config.seed, "matching", 0), trainer.method.eval_model
+        found = evaluate_matching(model, avm, some, stream, gen, self.machine.device, self.machine.autocast)
+        return 100 * found.correct.double().mean().item()
+
+    def _memory(self, trainer: Trainer, plan: Plan) -> dict[str, Any] | None:
+        """How many clips of the memory came in each round, and from each source."""
+        memory = trainer.method.memory
+        if memory is None:
+            return None
+        plans = [*self.home.plans(), plan]
+        names = [root for p in plans for root in ([item.root for item in p.train] or ["a run"] * p.clips)]
+        sources = Counter(names[id] for id in memory.ids.tolist())
+        return {"rounds": by_round(memory.ids, [p.clips for p in plans]), "sources": dict(sources.most_common())}
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[what] = self._seconds.get(what, 0.0) + time.monotonic() - began
+
+    def say(self, line: str, style: str = "") -> None:
+        say(self.console, line, style)
+
+
+def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
+    return {
+        "round": folder.number,
+        "began": plan.began,
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "epochs": plan.epochs,
+        "clips": plan.clips,
+        "set_aside": len(plan.held),
+        "sources": dict(Counter(item.root for item in plan.train)),
+        "skipped": skipped.counts,
+    }
+
+
+def told(record: Line) -> str:
+    """One line about a round."""
+    parts = [f"round {record['round']}: {record['clips']} clips learnt, {record['set_aside']} set aside"]
+    both = {name: record[name] for name in ("old", "new") if record[name]}
+    parts += [f"A on {name} clips {each['before']:.1f} → {each['after']:.1f}" for name, each in both.items()]
+    if record["F"] is not None:
+        parts.append(f"F {record['F']:.1f}")
+    if record["skipped"]:
+        parts.append(f"skipped {in_words(record['skipped'])}")
+    return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"
+
+
+def _write(path: Path, keys: Sequence[str], embeddings: Embeddings) -> None:
+    buffer = io.BytesIO()
+    named = [keys[i] for i in embeddings.ids.tolist()]
+    torch.save({"keys": named, "a": embeddings.a.cpu(), "v": embeddings.v.cpu()}, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    tree = torch.load(path, map_location="cpu", weights_only=True)
+    return {key: (a, v) for key, a, v in zip(tree["keys"], tree["a"], tree["v"], strict=True)}
+
+
+def _only(embeddings: Embeddings, ids: Sequence[int]) -> Embeddings:
+    rows = [embeddings.ids.tolist().index(id) for id in ids]
+    return Embeddings(embeddings.a[rows], embeddings.v[rows], embeddings.ids[rows])
+
+
+def _aligned(found: dict[str, tuple[Tensor, Tensor]], keys: Sequence[str]) -> Embeddings:
+    """The embeddings of these clips, as far as there are any."""
+    rows = [i for i, key in enumerate(keys) if key in found]
+    a, v = (torch.stack([found[keys[i]][n] for i in rows]) if rows else torch.empty(0, 1) for n in (0, 1))
+    return Embeddings(a, v, torch.tensor(rows, dtype=torch.int64))

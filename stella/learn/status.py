@@ -1,0 +1,49 @@
+"""`stella learn HOME --status`."""
+
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stella.data.skipped import in_words
+from stella.files import Line
+from stella.learn.home import Home
+
+SHOWN = 20  # newest rounds
+
+
+def status_table(home: Home) -> Group:
+    """The newest rounds, and what is in use."""
+    table = Table("round", "ended", "clips", "set aside", "A old", "A new", "F", "gap", "matching", "skipped", box=None)
+    for record in home.history()[-SHOWN:]:
+        table.add_row(*_row(record))
+    current, following = home.current, home.next
+    lines = [f"round {current} is in use" if current else "nothing is learnt yet"]
+    if following.ended:
+        lines.append(f"round {following.number} is kept apart: take it with --accept, or throw it away with --drop")
+    elif following.plan.exists():
+        lines.append(f"round {following.number} is in progress: {following.read_plan().clips} clips")
+    kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
+    lines += [f"--rollback {', '.join(map(str, kept))} possible"] if kept else []
+    return Group(table, *map(Text, lines))
+
+
+def _row(record: Line) -> list[str]:
+    return [
+        str(record["round"]),
+        record["ended"][:16].replace("T", " "),
+        f"{record['clips']:,}",
+        str(record["set_aside"]),
+        *(_pair(record[name]) for name in ("old", "new")),
+        *(_figure(record[name]) for name in ("F", "gap", "matching")),
+        in_words(record["skipped"]) or "–",
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _pair(each: dict[str, Any] | None) -> str:
+    return "–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}"

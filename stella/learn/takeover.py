@@ -1,0 +1,106 @@
+"""From a finished run to a learner: its tasks become the first rounds, its evaluation clips are set aside."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stella import methods
+from stella.clip import Source
+from stella.data.folder import Folder
+from stella.data.packed import Packed
+from stella.data.shards import Shards
+from stella.data.skipped import Skipped
+from stella.data.views import View, part
+from stella.errors import StellaError
+from stella.files import Line, write_bytes, write_json
+from stella.learn.held import HeldClip, kept, store
+from stella.learn.home import Home, Plan, Settings
+from stella.learn.items import Item, content
+from stella.runs.config import inputs_of, stored_config
+from stella.runs.folder import RunFolder
+from stella.train.checkpoint import Checkpoints
+
+
+def take_over(home: Home, run: Path | str, settings: Settings) -> None:
+    """Make a learner that goes on where a run ended; call this with its lock held. What a kill leaves is repeated."""
+    folder = RunFolder(run)
+    config = stored_config(folder)
+    if folder.end is None:
+        raise StellaError(f"{run} is not finished; finish it first with stella pretrain --resume {run}")
+    if methods.find(config.method).joint:
+        raise StellaError(f"{run} trained on all tasks at once ({config.method}); a learner needs a run over a stream")
+    state = Checkpoints(folder.checkpoints).load()
+    if state is None:
+        raise StellaError(f"the checkpoints of {run} are gone, and its weights alone are not a state; restore them")
+    trained, evaluated = config.data.train_tasks(cache=False), config.data.eval_tasks(cache=False)
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    plans = [
+        Plan(config.stream.epochs, began, len(t), _items(t, run), _items(e, run, f"evaluation/{name}/"))
+        for (name, t), (_, e) in zip(trained, evaluated, strict=True)
+    ]
+    if [plan.clips for plan in plans] != state["trainer"]["stream"]["plan"]["clips"]:
+        raise StellaError(f"the clips of {run} are not those that it was trained on; restore them")
+    for number, (plan, (name, source)) in enumerate(zip(plans, evaluated, strict=True), 1):
+        there = home.round(number)
+        there.write_plan(_listed(plan))
+        own = [clip for clip in kept(plans, settings.held) if clip.round == number]
+        home.held.mkdir(exist_ok=True)
+        _store(own, plan, source, home, inputs_of(config).duration)
+        write_json(there.record, _record(number, plan, f"{run}, {name}"))
+    last = home.round(len(plans))
+    last.checkpoints.save(state["trainer"]["counters"]["step"], {"trainer": state["trainer"], "loss": {}})
+    for old, new in ((folder.weights, last.weights), (folder.slow_weights, last.slow_weights)):
+        if old.exists():
+            write_bytes(new, old.read_bytes())
+    home.link(len(plans))
+    home.create(config, settings)
+
+
+def _items(source: Source, run: Path | str, rendered: str = "") -> list[Item]:
+    """The clips of a source on a disk, which later rounds know again. Of others those with a name in `rendered`."""
+    items = []
+    for index in range(len(source)):
+        found = source.stored(index) if isinstance(source, View) else None
+        if found is None:
+            name = f"{rendered}{index}"
+            items.append(Item(str(Path(run).absolute()), "", name, name, ""))
+            continue
+        stored, inside = found
+        assert isinstance(stored, Folder | Shards | Packed)
+        origin, root = stored.origin(inside), str(stored.root)
+        if isinstance(stored, Folder):
+            items.append(Item(root, origin.id, "", origin.id, content(Path(root) / origin.id)))
+        else:
+            items.append(Item(root, "", origin.id, origin.recording, stored.stamp(inside)))
+    return items
+
+
+def _listed(plan: Plan) -> Plan:
+    """Without the clips that are on no disk, which never come again."""
+    return replace(plan, train=[item for item in plan.train if item.stamp])
+
+
+def _store(own: list[HeldClip], plan: Plan, source: Source, home: Home, seconds: float) -> None:
+    place = {item.id: i for i, item in enumerate(plan.held)}
+    store(part(source, [place[clip.item.id] for clip in own]), own, home.held, seconds, Skipped(), 0)
+
+
+def _record(number: int, plan: Plan, origin: str) -> Line:
+    nothing = dict.fromkeys(("old", "new", "F", "gap", "matching", "memory", "guard"))
+    return {
+        "round": number,
+        "began": plan.began,
+        "ended": plan.began,
+        "from": origin,
+        "epochs": plan.epochs,
+        "clips": plan.clips,
+        "set_aside": len(plan.held),
+        "sources": {},
+        "skipped": {},
+        **nothing,
+        "rounds": {},
+        "gallery": 0,
+        "worst": [],
+        "kept_apart": False,
+        "seconds": {"all": 0.0},
+    }

@@ -1,0 +1,44 @@
+"""Pictures, masks and sounds in files of their own, as several benchmarks store a clip."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stella.errors import ClipError, require
+from stella.media.decode import Plan, decode_track
+
+
+def read_picture(path: Path) -> Tensor:
+    """uint8 [3, H, W]."""
+    return torch.from_numpy(np.array(_image(path).convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def read_mask(path: Path) -> Tensor:
+    """bool [H, W]: one bit for each pixel. In a picture with a palette every colour but the first is the mask."""
+    image = _image(path)
+    pixels = np.array(image) > 0 if image.mode == "P" else np.array(image.convert("L")) > 127
+    return torch.from_numpy(pixels)
+
+
+def _image(path: Path) -> Any:
+    image = require("PIL.Image")
+    try:
+        found = image.open(path)
+        found.load()
+    except FileNotFoundError as error:
+        raise ClipError(path, f"missing {_kind(path)}", "check the path, or leave the clip out") from error
+    except (OSError, SyntaxError, ValueError) as error:  # what PIL raises of damaged files
+        raise ClipError(path, "damaged picture", "fetch it again or leave the clip out") from error
+    return found
+
+
+def _kind(path: Path) -> str:
+    return "mask" if "mask" in str(path.parent) else "picture"
+
+
+def read_sound(path: Path, duration: float) -> Tensor:
+    """float32 [S] at 16 kHz mono, the first `duration` seconds of an audio file (or of a video's audio track)."""
+    return decode_track(path, Plan(0.0, duration, span=None), "audio")

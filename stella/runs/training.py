@@ -1,0 +1,293 @@
+"""Training in a run's folder, whatever is trained: steps, checkpoints, metrics, signals; resumed at any moment.
+
+Resume is exact because of the order of writes. A checkpoint holds everything that a step depends on, and the length of
+metrics.jsonl. At the end of a task it is written *before* the evaluation, which has no state: whatever a kill
+interrupts is repeated with the same outcome.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from rich.console import Console
+
+from stella.config import differences, to_tree
+from stella.data.skipped import Skipped
+from stella.errors import StellaError
+from stella.files import Line, Lines, read_lines, write_json
+from stella.runs.config import FREE
+from stella.runs.environment import where
+from stella.runs.folder import RunFolder
+from stella.runs.progress import Board, Display
+from stella.runs.stop import Stop, Stopped
+from stella.train.checkpoint import Checkpoints
+from stella.train.config import TrainConfig
+from stella.train.device import Runtime
+from stella.train.trainer import Trainer
+
+MOST_SKIPPED = 10  # steps in a row without a finite loss
+
+
+@dataclass(frozen=True)
+class RunResult:
+    run: Path
+    finished: bool
+    end: Line = field(default_factory=dict)  # A, F and more, once it is finished
+    evaluations: list[Line] = field(default_factory=list)
+    exit_code: int = 0  # 128 + signal if a signal stopped it
+
+
+class Settings(Protocol):
+    """What every configuration of a training has."""
+
+    @property
+    def train(self) -> TrainConfig: ...
+
+
+def changed_keys(old: dict[str, Any], config: Settings) -> list[str]:
+    """The keys on which results depend and whose values differ."""
+    new = to_tree(config)
+    for key in FREE:
+        table, name = key.split(".")
+        if name in old[table] and name in new[table]:
+            old[table][name] = new[table][name]
+    return differences(old, new)
+
+
+class Training(ABC):
+    """One process's part of a run: from its newest checkpoint, or from the start, to its end or a stop.
+
+    A subclass says what is trained (`build`), what is measured after each task of the stream (`evaluate`), and what is
+    left at the end (`finish`).
+    """
+
+    again: ClassVar[str] = "stella pretrain --resume {run}"  # the command that resumes a run
+
+    def __init__(
+        self, config: Settings, folder: RunFolder, console: Console, stop: Stop, place: Runtime, facts: Line
+    ) -> None:
+        """`facts` is the environment of this process, for environment.json."""
+        self.folder, self.stop, self.console, self.settings = folder, stop, console, config.train
+        self.machine, self._tree = place, to_tree(config)
+        self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
+        state = self._load(config)
+        self.skipped = Skipped(folder.skipped)
+        self.trainer = self.build(initial=state is None)
+        self.stream = self.trainer.stream
+        self.environment = facts
+        self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
+        write_json(folder.config, self._tree)
+        write_json(folder.environment, self.environment)
+        if state is not None:
+            self.trainer.load_state_dict(state["trainer"])
+        folder.cut(0 if state is None else state["metrics_bytes"])
+        self._mark = (time.monotonic(), self.trainer.counters.clips)
+        self._saved = time.monotonic()
+        self._rates = 0  # recorded by this process
+        self._written = 0  # skipped steps already in metrics.jsonl
+        self._compiled = self.machine.seconds_compiling()
+
+    def _load(self, config: Settings) -> dict[str, Any] | None:
+        """The newest checkpoint. Refuses one of another run or configuration, and a run whose checkpoints are gone."""
+        state, root = self.checkpoints.load(), self.folder.root
+        if state is None:
+            if any(line["kind"] == "checkpoint" for line in read_lines(self.folder.speed)):
+                raise StellaError(f"the checkpoints of {root} are gone; restore them, or start a new run elsewhere")
+            return None
+        if changed := changed_keys(state.get("config", to_tree(config)), config):
+            raise StellaError(
+                f"the checkpoint in {self.folder.checkpoints} is of another run, or config.json was edited: "
+                f"{'; '.join(changed)}; restore them, or start a new run"
+            )
+        return state
+
+    @abstractmethod
+    def build(self, initial: bool) -> Trainer:
+        """What is trained, on its stream; without `initial` the weights come from a checkpoint."""
+
+    @abstractmethod
+    def evaluate(self, due: int) -> None:
+        """Measure after the task `due` of the stream (-1: before the first) and write it to `metrics`."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write weights and the last line of `metrics`."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is trained, for the progress bar."""
+
+    def announced(self) -> list[str]:
+        """Lines to print before the first step."""
+        return []
+
+    def go(self) -> RunResult:
+        counters = self.trainer.counters
+        with ExitStack() as stack:
+            self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
+            self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
+            self.display = stack.enter_context(Display(self.console, self.trainer.steps, counters.step))
+            if self.board:
+                stack.enter_context(closing(self.board))
+            stack.enter_context(closing(self.stream))
+            for path in self.checkpoints.damaged:
+                self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
+            if earlier := self.environment.get("earlier"):
+                self.display.say(f"started at {where(earlier[0])}, resumed at {where(self.environment)}")
+            for remark in self.machine.remark.splitlines():
+                self.display.say(remark)
+            for line in [] if counters.step else self.announced():
+                self.display.say(line)
+            self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
+            try:
+                self._evaluate_if_due()
+                while self._train_task():
+                    self._evaluate_if_due()
+                if counters.step and counters.skipped == counters.step:
+                    raise StellaError("no step of this run was finite; check the data, or start a new run")
+                with self.stop.writing():
+                    self.finish()
+            except (Stopped, Exception):
+                if self.stop.signal is None:
+                    raise
+                again = self.again.format(run=self.folder.root)
+                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
+                return result_of(self.folder, 128 + self.stop.signal)
+            if self.stop.signal:
+                self.display.say(f"{self.stop.signal.name} arrived while the run was ending; the run is finished")
+        return result_of(self.folder, 128 + self.stop.signal if self.stop.signal else 0)
+
+    def _train_task(self) -> bool:
+        """Train to the end of a task; False if no step was left."""
+        minutes = self.settings.checkpoint_minutes
+        while self._advance():
+            ended, stopping = self.stream.finished_task is not None, self.stop.signal
+            self._record(ended)
+            stuck = self._stuck()
+            if ended or stuck or stopping or time.monotonic() - self._saved >= 60 * minutes:
+                self._save()
+            if stuck:
+                not_finite = self.trainer.skipped[-1][1]
+                raise StellaError(
+                    f"{MOST_SKIPPED} steps in a row up to step {self.trainer.counters.step} were not finite "
+                    f"({', '.join(not_finite)}); a checkpoint is saved: check the data, or start a new run with a "
+                    "lower train.lr or train.precision=float32"
+                )
+            if stopping:
+                raise Stopped
+            if ended:
+                return True
+        return False
+
+    def _advance(self) -> bool:
+        """One step; False if no step was left. A checkpoint is saved if a stop ends the wait for its batches."""
+        step, position = self.trainer.counters.step, replace(self.stream.position)
+        try:
+            return self.trainer.advance()
+        except (Stopped, Exception):
+            begun = (self.trainer.counters.step, self.stream.position) != (step, position)
+            if self.stop.signal and not begun:
+                self._save()
+            raise
+
+    def _stuck(self) -> bool:
+        """Whether the last steps were all skipped. Waits for the device only if it seems so."""
+        counters = self.trainer.counters
+        if counters.skipped_in_a_row >= MOST_SKIPPED:
+            self.trainer.settle()
+        return counters.skipped_in_a_row >= MOST_SKIPPED
+
+    def _record(self, ended: bool) -> None:
+        counters = self.trainer.counters
+        self.display.at(counters.step, self._place())
+        self._write_skipped()
+        if counters.step % self.settings.log_every and not ended:
+            return
+        self.trainer.settle()
+        self._write_skipped()
+        self._report_compiling()
+        parts = self.trainer.meter.read()
+        loss = parts.pop("loss", None)
+        at = {"step": counters.step, "clips": counters.clips}
+        self.metrics.write({"kind": "step", **at, "loss": loss, "parts": parts})
+        (before, clips), now = self._mark, time.monotonic()
+        self._mark = (now, counters.clips)
+        rate = (counters.clips - clips) / (now - before)
+        peak = self.machine.peak_bytes()
+        self.speed.write({"kind": "step", **at, "clips_per_second": rate, "peak_bytes": peak})
+        if loss is not None:
+            self.display.losses({"loss": loss, **parts}, rate, peak)
+        self._say_time(rate)
+        if self.board:
+            curves = {"loss": loss, **{f"loss/{name}": part for name, part in parts.items()}, "clips/s": rate}
+            self.board.scalars(curves, counters.step)
+
+    def _say_time(self, rate: float) -> None:
+        """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
+        self._rates += 1
+        left = (self.trainer.steps - self.trainer.counters.step) * self.stream.config.batch_size / rate
+        if self._rates == 2 and left > 60:
+            self.display.say(f"about {left / 60:,.0f} minutes of training left at {rate:,.0f} clips/s")
+
+    def _report_compiling(self) -> None:
+        spent = self.machine.seconds_compiling()
+        if (seconds := spent - self._compiled) > 1:
+            self.display.say(f"compiled in {seconds:.0f} s")
+            self.speed.write({"kind": "compiled", "step": self.trainer.counters.step, "seconds": seconds})
+            self._compiled = spent
+
+    def _write_skipped(self) -> None:
+        for step, not_finite in self.trainer.skipped[self._written :]:
+            self.metrics.write({"kind": "skip", "step": step, "not_finite": not_finite})
+        self._written = len(self.trainer.skipped)
+
+    def _place(self) -> str:
+        position = self.stream.position
+        task, epoch = min(position.task, len(self.stream.names) - 1), position.epoch
+        return f"{self.title}: {self.stream.names[task]}, epoch {epoch + 1} of {self.stream.config.epochs}"
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate before the first step and after the last step of each task.
+
+        There is no checkpoint between an evaluation and the next step, so a run that resumes here has not been
+        evaluated here, or its metrics were cut back to before that.
+        """
+        due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
+        if due is None:
+            return
+        began = time.monotonic()
+        self.evaluate(due)
+        self._mark = (time.monotonic(), self.trainer.counters.clips)
+        self.speed.write({"kind": "evaluation", "task": due, "seconds": time.monotonic() - began})
+
+    def _save(self) -> None:
+        with self.stop.writing():
+            self._save_now()
+
+    def _save_now(self) -> None:
+        began, step = time.monotonic(), self.trainer.counters.step
+        self.trainer.settle()
+        self._write_skipped()
+        state: dict[str, Any] = {
+            "trainer": self.trainer.state_dict(),
+            "metrics_bytes": self.metrics.sync(),
+            "config": self._tree,
+        }
+        path = self.checkpoints.save(step, state)
+        self._saved = time.monotonic()
+        size = path.stat().st_size
+        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+
+
+def evaluations_of(folder: RunFolder) -> list[Line]:
+    return [line for line in read_lines(folder.metrics) if line["kind"] == "evaluation"]
+
+
+def result_of(folder: RunFolder, exit_code: int = 0) -> RunResult:
+    end = folder.end
+    return RunResult(folder.root, end is not None, end or {}, evaluations_of(folder), exit_code)

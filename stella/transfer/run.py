@@ -1,0 +1,286 @@
+"""A downstream run: trains a head (and the backbone, unless frozen) in a folder like any run's, then tests it once.
+
+After every epoch the validation part is measured; the best epoch's weights are kept, and only they meet the test part.
+Which epoch was best follows from metrics.jsonl, so that it needs no state of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from rich.console import Console
+
+from stella.clip import Batch, Source
+from stella.config import build, overridden, to_tree
+from stella.data.downstream import Parts
+from stella.data.skipped import Skipped, in_words
+from stella.data.stream import evaluation_batches
+from stella.data.views import part as part_of
+from stella.errors import ConfigError, StellaError
+from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
+from stella.model import weights
+from stella.model.avm import AVM
+from stella.runs.config import machine
+from stella.runs.environment import environment, with_earlier
+from stella.runs.folder import RunFolder
+from stella.runs.progress import say
+from stella.runs.stop import Stop, Stopped
+from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
+from stella.train.trainer import Trainer
+from stella.transfer import localise
+from stella.transfer.base import Columns, Downstream
+from stella.transfer.ceilings import ceilings
+from stella.transfer.config import TransferConfig, features_key, settle
+from stella.transfer.features import Epochs, Rows, Table, tabulate
+from stella.transfer.tasks import TASKS
+from stella.transfer.weights import open_weights
+
+BEST = "best.safetensors"
+PREDICTIONS = "predictions.safetensors"
+SHOWN = 6  # clips whose predictions are kept
+
+
+def transfer(
+    config: TransferConfig, run: Path | str, resume: bool = False, console: Console | None = None
+) -> RunResult:
+    """Train and test as configured in the folder `run`; with `resume` continue the run that is there."""
+    folder, console = RunFolder(run), console or Console()
+    loaded, digest = open_weights(config.weights, config.seed)
+    config = settle(config, loaded, digest)
+    machine(config.train)
+    with folder.locked(), explain_full_disk(folder.root):
+        if folder.started:
+            if not resume:
+                raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
+            _check_unchanged(folder, config)
+            if folder.end is not None:
+                return RunResult(folder.root, True, folder.end)
+        for remark in config.data.remarks():
+            say(console, f"{config.data.source}: {remark}", "yellow")
+        with Stop() as stop:
+            try:
+                if config.task == "localise":
+                    return _localise(config, folder, console, loaded)
+                return TransferRun(config, folder, console, stop, loaded).go()
+            except Stopped:  # while features were computed
+                assert stop.signal is not None
+                say(console, f"stopped by {stop.signal.name} before the first step")
+                return RunResult(folder.root, False, exit_code=128 + stop.signal)
+
+
+def resume(run: Path | str, values: Iterable[str] = (), console: Console | None = None) -> RunResult:
+    """Continue a downstream run with its own configuration."""
+    tree = overridden(RunFolder(run).read_config(), list(values))
+    try:
+        config = build(TransferConfig, tree)
+    except ConfigError as error:
+        raise StellaError(f"{run} is no downstream run of this version ({error}); start a new one") from error
+    return transfer(config, run, resume=True, console=console)
+
+
+def _check_unchanged(folder: RunFolder, config: TransferConfig) -> None:
+    old = folder.read_config() | {"features": config.features}
+    if changed := changed_keys(old, config):
+        raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
+
+
+class TransferRun(Training):
+    again = "stella transfer --resume {run}"
+
+    def __init__(
+        self, config: TransferConfig, folder: RunFolder, console: Console, stop: Stop, loaded: weights.Loaded
+    ) -> None:
+        self.config, self.loaded = config, loaded
+        self.parts: Parts = config.data.downstream(config.task)
+        self.tables: dict[str, Table] = {}
+        place = machine(config.train)
+        super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))
+
+    @property
+    def title(self) -> str:
+        return self.config.task
+
+    def _place(self) -> str:
+        names = self.stream.names
+        return f"{self.title}: {names[min(self.stream.position.task, len(names) - 1)]}"
+
+    def build(self, initial: bool) -> Trainer:
+        config, device = self.config, self.machine.device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = self.loaded.model.to(device)
+            self.task: Downstream = TASKS[config.task](model, self.parts, config.head, config.seed)
+        self.source, epochs = self.task.source, config.stream.epochs
+        stream: Epochs
+        if config.head.frozen and self.task.cached:
+            self.task.table = self._table("train", self.source)
+            stream = Rows(self.task.table, epochs, config.stream)
+        else:
+            stream = Epochs(self.source, epochs, config.stream, device, self.skipped.under("train"))
+        warmup = config.warmup_epochs * math.ceil(len(stream) / epochs / config.train.accumulate)
+        return Trainer(self.task, stream, replace(config.train, warmup_steps=warmup), self.machine)
+
+    def _table(self, part: str, source: Source) -> Table:
+        """The columns of a part, computed at the first call."""
+        if part not in self.tables:
+            config, views = self.config, self.config.views if part == "train" else 1
+            stream = replace(config.stream, batch_size=config.evaluate.batch, shuffle=False)
+            skipped = self.skipped.under(part)
+            batches: Iterable[Batch] = evaluation_batches(source, stream, self.machine.device, skipped)
+            if part == "train" and config.stream.augment:
+                batches = Epochs(source, views, stream, self.machine.device, skipped)
+            say(self.console, f"features of {len(source) * views:,} clips to {_PURPOSE[part]}", "dim")
+
+            def columns(batch: Batch) -> Columns:
+                with self.machine.autocast():
+                    return self.task.columns_of(batch, source)
+
+            shared = config.features is not None
+            name = features_key(config, part) if shared else part
+            folder = Path(config.features or self.folder.root / "features") / name
+            if shared:
+                folder.mkdir(parents=True, exist_ok=True)
+            with self.stop.at_once(), lock(folder / "lock", wait=True) if shared else nullcontext():
+                most = len(source) * views
+                table = tabulate(columns, batches, most, self.machine.device, views, folder, keep=shared)
+            self.tables[part] = table
+        return self.tables[part]
+
+    @torch.no_grad()
+    def measure(self, part: str) -> dict[str, float]:
+        """The figures of a part with the weights as they are."""
+        source = self.task.clips(getattr(self.parts, part), test=part == "test")
+        size = self.config.evaluate.batch
+        rows: Iterable[Columns]
+        if self.config.head.frozen and self.task.cached:
+            rows = self._table(part, source).batches(size)
+        else:
+            stream = replace(self.config.stream, batch_size=size)
+            found = evaluation_batches(source, stream, self.machine.device, self.skipped.under(part))
+            rows = (self.task.columns_of(batch, source) for batch in found)
+        with self.machine.autocast():
+            return self.task.measure(rows)
+
+    def evaluate(self, due: int) -> None:
+        if due < 0 and self.config.task != "retrieval":  # a head that has learnt nothing
+            return
+        with self.stop.at_once():
+            found = self.measure("validation")
+        figure, before = self.task.figure, evaluations_of(self.folder)
+        if all(line[figure] < found[figure] for line in before):
+            write_bytes(self.folder.root / BEST, safetensors.torch.save(_contiguous(self.task.state_dict())))
+        line = {"kind": "evaluation", "epoch": due + 1, "step": self.trainer.counters.step, "part": "validation"}
+        self.metrics.write(line | found)
+        self.display.say(f"{self.title}, epoch {due + 1}: {figure} {found[figure]:.1f} on the validation part")
+
+    def finish(self) -> None:
+        lines = evaluations_of(self.folder)
+        figure = self.task.figure
+        best = max(lines, key=lambda line: float(line[figure]))  # the first of equal ones
+        self.task.load_state_dict(safetensors.torch.load((self.folder.root / BEST).read_bytes()))
+        with self.stop.at_once():
+            found = self.measure("test")
+        self._keep_predictions()
+        avm = self.task.head if isinstance(self.task.head, AVM) else self.loaded.avm
+        extra = {"transfer": to_tree(self.config), "commit": self.environment["commit"], "test": found}
+        if avm is self.task.head or not self.config.head.frozen:
+            kept = avm if self.config.head.frozen else None  # a module of another backbone is of no use
+            write_bytes(self.folder.weights, weights.packed(self.task.model, kept, extra))
+        counters = self.trainer.counters
+        end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
+        self.metrics.write(end | _result_line(self.config, self.parts, figure, found, best, self.skipped.counts))
+        self.metrics.sync()
+
+    def _keep_predictions(self) -> None:
+        def said(batch: Batch, source: Source) -> Columns:
+            with self.machine.autocast():
+                return self.task.shown(self.task.columns_of(batch, source))
+
+        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch)
+        batches = partial(evaluation_batches, config=stream, device=self.machine.device)
+        _keep_predictions(self.folder, self.parts, self.task.clips, batches, said)
+
+
+_PURPOSE = {"train": "train on", "validation": "choose on", "test": "test on"}
+
+
+def spread_over(length: int, segments: int = 1) -> list[int]:
+    """The rows of `SHOWN` clips spread over a part, each with all its segments."""
+    clips = length // segments
+    chosen = [i * clips // min(SHOWN, clips) for i in range(min(SHOWN, clips))]
+    return [segments * clip + k for clip in chosen for k in range(segments)]
+
+
+@torch.no_grad()
+def _keep_predictions(
+    folder: RunFolder,
+    parts: Parts,
+    clips: Callable[[Source], Source],
+    batches: Callable[[Source], Iterable[Batch]],
+    said: Callable[[Batch, Source], Columns],
+) -> None:
+    """What a model says of a few test clips, with their rows in the test part, for pictures."""
+    rows = torch.tensor(spread_over(len(parts.test), parts.segments))
+    source, found = clips(part_of(parts.test, rows.tolist())), []
+    with suppress(StellaError):  # none of them can be used
+        found = [{"rows": rows[batch.ids.cpu()], **said(batch, source)} for batch in batches(source)]
+    if found and len(found[0]) > 1:
+        joined = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+        write_bytes(folder.root / PREDICTIONS, safetensors.torch.save(_contiguous(joined)))
+
+
+def _contiguous(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _result_line(
+    config: TransferConfig, parts: Parts, figure: str, found: dict[str, float], best: Line, skipped: dict[str, int]
+) -> Line:
+    return {
+        "task": config.task,
+        "figure": figure,
+        "test": found,
+        "best_epoch": best.get("epoch"),
+        "validation": best.get(figure),
+        "ceilings": ceilings(config.task, parts),
+        "parts": [len(parts.train), len(parts.validation), len(parts.test)],
+        "skipped": skipped,
+    }
+
+
+def _localise(config: TransferConfig, folder: RunFolder, console: Console, loaded: weights.Loaded) -> RunResult:
+    """Nothing is trained: the figures of the test part."""
+    place, parts = machine(config.train), config.data.downstream("localise")
+    write_json(folder.config, to_tree(config))
+    write_json(folder.environment, environment(place))
+    folder.cut(0)
+    model, avm = loaded.model.to(place.device), loaded.avm
+    say(console, f"localise with {'the matching module' if avm else 'cosines, as the model has no matching module'}")
+    stream, source = replace(config.stream, batch_size=config.evaluate.batch), localise.read(parts.test)
+    skipped = Skipped(folder.skipped)
+    with place.autocast():
+        batches = evaluation_batches(source, stream, place.device, skipped)
+        found = [localise.judged(model, avm, batch) for batch in batches]
+    figures = localise.figures({name: torch.cat([each[name] for each in found]) for name in found[0]})
+
+    def said(batch: Batch, _: Source) -> Columns:
+        with place.autocast():
+            return {"maps": localise.sound_maps(model, avm, replace(batch, video=batch.video[:, :, :3]))}
+
+    batches_of = partial(evaluation_batches, config=stream, device=place.device)
+    _keep_predictions(folder, parts, localise.read, batches_of, said)
+    lines = Lines(folder.metrics)
+    line = _result_line(config, parts, localise.FIGURE, figures, {}, skipped.counts)
+    lines.write({"kind": "end", "step": 0, "map": "matching" if avm else "cosine"} | line)
+    lines.sync()
+    lines.close()
+    if skipped.counts:
+        say(console, f"skipped clips: {in_words(skipped.counts)}")
+    assert folder.end is not None
+    return RunResult(folder.root, True, folder.end)

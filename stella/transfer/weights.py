@@ -1,0 +1,51 @@
+"""The backbone of a downstream task: of a run (last, slow, after a task), of a weight file, shipped, or random."""
+
+from pathlib import Path
+
+import torch
+
+from stella.errors import StellaError
+from stella.model import weights
+from stella.model.cav import CAV, preset
+from stella.runs.folder import RunFolder
+from stella.train.checkpoint import digest
+from stella.transfer.config import WeightsConfig
+
+RANDOM = "random:"
+
+
+def open_weights(config: WeightsConfig, seed: int) -> tuple[weights.Loaded, str]:
+    """The model, with its matching module if it has one, and the digest of its file."""
+    if config.source.startswith(RANDOM):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = CAV(preset(config.source.removeprefix(RANDOM)))
+        return weights.Loaded(model, None, {}, []), ""
+    path = weights.find(_file(config))
+    loaded = weights.load(path)
+    found = digest(path)
+    if config.digest and config.digest != found:
+        raise StellaError(f"{path} is not the file that this run was started with; restore it, or start a new run")
+    return loaded, found
+
+
+def _file(config: WeightsConfig) -> Path | str:
+    source = config.source
+    if not source:
+        raise StellaError("no model was given; name a run, a weight file, shipped weights or random:PRESET")
+    if not Path(source).is_dir():
+        if config.after is not None or config.slow:
+            raise StellaError(
+                f"{source} is not a run, so it has no slow weights and none after a task; give a run's folder"
+            )
+        return source
+    folder = RunFolder(source)
+    if config.after is not None:
+        path, why = folder.task_weights(config.after - 1), "train it with train.keep_task_weights=true"
+    elif config.slow:
+        path, why = folder.slow_weights, "train it with train.ema"
+    else:
+        path, why = folder.weights, f"finish it with stella pretrain --resume {source}"
+    if not path.exists():
+        raise StellaError(f"{source} has no {path.relative_to(folder.root)}; {why}")
+    return path

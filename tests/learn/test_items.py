@@ -1,0 +1,92 @@
+"""What counts as new."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.learning import packed
+
+from stella.errors import ClipError
+from stella.learn.items import GoneError, Item, Scanner, Seen, gone, opened
+from stella.media.inputs import Inputs
+
+INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
+
+
+def new(root: Path, seen: Seen, scanner: Scanner | None = None) -> list[Item]:
+    return [item for item, _ in (scanner or Scanner(INPUTS)).scan(str(root), seen)]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_known_by_its_path_and_by_its_content(tmp_path: Path) -> None:
+    first = write(tmp_path / "a" / "one.mp4", "one")
+    write(tmp_path / "two.MKV", "two")
+    write(tmp_path / "notes.txt", "no video")
+    write(tmp_path / ".hidden.mp4", "hidden")
+    seen = Seen()
+    items = new(tmp_path, seen)
+    assert [item.path for item in items] == ["a/one.mp4", "two.MKV"]
+    seen.add(items)
+    assert new(tmp_path, seen) == []
+    first.rename(tmp_path / "renamed.mp4")
+    write(tmp_path / "copy.mp4", "two")
+    assert new(tmp_path, seen) == []
+    write(tmp_path / "two.MKV", "it grew after it was learnt")
+    assert new(tmp_path, seen) == []
+    write(tmp_path / "a" / "other.mp4", "other")
+    assert [item.path for item in new(tmp_path, seen)] == ["a/other.mp4"]
+
+
+def test_a_bad_file_is_new_when_it_has_changed(tmp_path: Path) -> None:
+    bad, seen = write(tmp_path / "bad.mp4", "half a fi"), Seen()
+    [item] = new(tmp_path, seen)
+    seen.add([item], bad=[item])
+    assert new(tmp_path, seen) == []
+    bad.touch()
+    assert new(tmp_path, seen) == []
+    bad.write_text("half a film, and the rest")
+    [again] = new(tmp_path, seen)
+    assert again.id == item.id and again.stamp != item.stamp
+
+
+def test_long_files_differ_in_their_ends(tmp_path: Path) -> None:
+    for name, last in (("a.mp4", "1"), ("b.mp4", "2"), ("c.mp4", "1")):
+        write(tmp_path / name, "x" * 200_000 + last)
+    stamps = [item.stamp for item in new(tmp_path, Seen())]
+    assert stamps[0] == stamps[2] != stamps[1]
+
+
+def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
+    packed(tmp_path / "in", (3, 4))
+    packed(tmp_path / "in" / "half.tmp", (5,))
+    write(tmp_path / "in" / "broken" / "clips.json", "{}")
+    scanner = Scanner(INPUTS)
+    items = new(tmp_path, Seen(), scanner)
+    assert [item.path for item in items] == ["in/0"] * 3 + ["in/1"] * 4
+    assert len(scanner.problems) == 1 and "broken" in scanner.problems[0]
+    some = [items[5], items[0]]
+    assert [clip.id for clip in opened(some, INPUTS)] == ["1/2", "0/0"]  # type: ignore[attr-defined]
+    wrong = Scanner(replace(INPUTS, pixels=64))
+    assert new(tmp_path / "in" / "0", Seen(), wrong) == []
+    assert "was packed for 32 pixels" in wrong.problems[0] and "takes 64 pixels" in wrong.problems[0]
+
+
+def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path: Path) -> None:
+    [source] = packed(tmp_path / "in", (3,))
+    items = new(tmp_path / "in", Seen())
+    Path(source, "clips.json").unlink()
+    write(tmp_path / "in" / "something.txt", "else")
+    with pytest.raises(ClipError, match="not there any more"):
+        opened(items, INPUTS)[0]
+    root = tmp_path / "mount"
+    write(root / "film.mp4", "film")
+    clips = opened(new(root, Seen()), INPUTS)
+    (root / "film.mp4").unlink()
+    assert gone(str(root)) and gone(str(tmp_path / "never"))
+    with pytest.raises(GoneError, match="mount is gone; bring it back"):
+        clips[0]

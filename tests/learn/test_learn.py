@@ -1,0 +1,222 @@
+"""A learner is a run whose tasks come one after the other; its folder is always whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import learn_kill
+from helpers.disk import small_disk
+from helpers.learning import SHARE, config_for, packed, quiet, state
+from helpers.small import same, use_tasks
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.data.packed import Packed
+from stella.data.views import part
+from stella.errors import ConfigError, StellaError
+from stella.files import lock, read_json, write_json
+from stella.learn.home import Home, Settings
+from stella.learn.loop import KEPT_APART, accept, drop, learn, rollback
+from stella.runs.loop import pretrain, resume
+from stella.train.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return packed(tmp_path_factory.mktemp("in"))
+
+
+@pytest.fixture(scope="module")
+def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A learner of three rounds. Tests that change it take a copy."""
+    home = tmp_path_factory.mktemp("learner") / "home"
+    for number, source in enumerate(sources):
+        new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
+        learn(home, [source], *new, console=quiet())
+    return home
+
+
+def copy(home: Path, to: Path) -> Path:
+    subprocess.run(["cp", "-a", str(home), str(to)], check=True)
+    return to
+
+
+def trained_on(home: Path, sources: list[str]) -> list[tuple[str, part]]:  # type: ignore[valid-type]
+    """The clips of each round, as tasks of a run."""
+    tasks = []
+    for number, (source, plan) in enumerate(zip(map(Packed, sources), Home(home).plans(), strict=True), 1):
+        ids = [source.origin(i).id for i in range(len(source))]
+        tasks.append((f"round {number}", part(source, [ids.index(item.clip) for item in plan.train])))
+    return tasks
+
+
+def test_rounds_end_where_one_run_over_the_same_tasks_ends(
+    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown beforehand, one call after the other: weights, memory, optimiser, generators, to the last bit."""
+    use_tasks(monkeypatch, trained_on(three, sources))
+    pretrain(config_for(sources[0], method="stella"), tmp_path / "run", console=quiet())
+    run = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert run is not None and same(run["trainer"], state(three)["trainer"])
+    weights = load_file(three / "model.safetensors")
+    assert same(weights, load_file(tmp_path / "run" / "model.safetensors"))
+
+
+def test_every_clip_is_learnt_or_set_aside_once(three: Path, sources: list[str]) -> None:
+    home = Home(three)
+    rounds = [[item.clip for item in [*plan.train, *plan.held]] for plan in home.plans()]
+    assert [len(set(clips)) for clips in rounds] == [20, 21, 22]
+    assert all(plan.held and plan.train for plan in home.plans())
+    memory = state(three)["trainer"]["memory"]["rows"]["id"]
+    assert len(memory) == 7 and sum(home.history()[-1]["memory"]["rounds"]) == 7
+    assert int(memory.max()) < sum(plan.clips for plan in home.plans())
+    before = (three / "current").readlink()
+    assert learn(three, sources, console=quiet()).rounds == []
+    assert (three / "current").readlink() == before
+
+
+@pytest.mark.parametrize("learners", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_learner_killed_at_any_moment_ends_as_if_it_had_not_been(learners: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, learn_kill.__file__, str(tmp_path), str(learners), "5"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == learners and all(result["same"] for result in results), results
+    assert {result["watch"] for result in results} == {False, True}
+    assert all(result["killed"][0] for result in results), results
+
+
+def test_rollback_makes_later_clips_new_again(three: Path, sources: list[str], tmp_path: Path) -> None:
+    home = copy(three, tmp_path / "home")
+    whole = state(home)
+    rollback(home, 2, quiet())
+    assert Home(home).current == 2 and len(list((home / "undone").iterdir())) == 1
+    learn(home, sources, console=quiet())
+    assert same(state(home), whole)
+    with pytest.raises(StellaError, match="rounds 1 to 2 come before"):
+        rollback(home, 3, quiet())
+
+
+def test_a_rollback_that_was_killed_is_finished(three: Path, tmp_path: Path) -> None:
+    home = copy(three, tmp_path / "home")
+    write_json(home / "undo", {"round": 1})
+    with Home(home).locked():
+        assert Home(home).current == 1 and not Home(home).next.plan.exists()
+    assert not (home / "undo").exists()
+
+
+def test_states_beyond_keep_are_removed(three: Path, sources: list[str], tmp_path: Path) -> None:
+    home = copy(three, tmp_path / "home")
+    more = packed(tmp_path / "more", (8,), first=3)
+    learn(home, more, None, Settings(share=0.2, keep=1), console=quiet())
+    assert [Home(home).round(n).checkpoints.folder.exists() for n in range(1, 5)] == [False, False, False, True]
+    with pytest.raises(StellaError, match=r"round 3 is not kept \(kept: none\)"):
+        rollback(home, 3, quiet())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bool) -> None:
+    home, more = copy(three, tmp_path / "home"), packed(tmp_path / "more", (8,), first=3)
+    weights = load_file(home / "model.safetensors")
+    strict = Settings(share=0.2, guard=-1000)  # every fall is more than that
+    assert learn(home, more, None, strict, console=quiet()).exit_code == KEPT_APART
+    assert Home(home).current == 3 and same(weights, load_file(home / "model.safetensors"))
+    assert learn(home, more, console=quiet()).exit_code == KEPT_APART  # nothing else is learnt until someone decides
+    (accept if taken else drop)(home, quiet())
+    assert Home(home).current == (4 if taken else 3)
+    assert learn(home, more, console=quiet()).rounds == []  # its clips are seen
+    with pytest.raises(StellaError, match="nothing to"):
+        (accept if taken else drop)(home, quiet())
+
+
+def test_a_second_learner_is_refused(three: Path, sources: list[str]) -> None:
+    with lock(three / "lock"), pytest.raises(StellaError, match=f"in use by process {os.getpid()}"):
+        learn(three, sources, console=quiet())
+
+
+def test_another_version_is_refused_and_left_alone(three: Path, sources: list[str], tmp_path: Path) -> None:
+    home = copy(three, tmp_path / "home")
+    write_json(home / "home.json", read_json(home / "home.json") | {"version": 99})
+    before = sorted(str(path) for path in home.rglob("*"))
+    with pytest.raises(StellaError, match="version 99 and this program reads version 1"):
+        learn(home, sources, console=quiet())
+    assert sorted(str(path) for path in home.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("method=multitask",), "trains on all tasks at once"),
+        (("train.decay=0.5",), "a learner has none"),
+        (("stream.drop_last=true",), "lose the end of every round"),
+    ],
+)
+def test_what_needs_an_end_is_refused(
+    values: tuple[str, ...], message: str, sources: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        learn(tmp_path / "home", sources, config_for(sources[0], *values), console=quiet())
+    assert not (tmp_path / "home").exists()
+
+
+def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str], tmp_path: Path) -> None:
+    home = copy(three, tmp_path / "home")
+    runner = CliRunner()
+    done = runner.invoke(app, ["learn", str(home), sources[0], "train.checkpoint_minutes=3", "--guard", "5"])
+    assert done.exit_code == 0 and "nothing new" in done.output, done.output
+    assert Home(home).config.train.checkpoint_minutes == 3 and Home(home).settings.guard == 5
+    for given in (["train.lr=1"], ["--share", "0.5"]):
+        with pytest.raises(StellaError, match="was made"):
+            runner.invoke(app, ["learn", str(home), sources[0], *given], catch_exceptions=False)
+    shown = runner.invoke(app, ["learn", str(home), "--status"])
+    assert shown.exit_code == 0 and "round 3 is in use" in shown.output and "--rollback 1, 2" in shown.output
+
+
+def test_a_finished_run_goes_on_as_a_learner(
+    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run over one folder, then a round over another: as if the run had had both."""
+    config = config_for(sources[0], "data.eval_share=0.3")
+    pretrain(config, tmp_path / "run", console=quiet())
+    with (tmp_path / "said").open("w") as file:
+        resume(tmp_path / "run", console=Console(file=file, width=200))
+    advice = f"is finished: nothing is left to do; to go on with new clips: stella learn HOME SRC… --from {tmp_path}"
+    assert advice in (tmp_path / "said").read_text()
+    home = tmp_path / "home"
+    done = learn(home, [*sources[:2]], settings=SHARE, run=tmp_path / "run", console=quiet())
+    plans = Home(home).plans()
+    assert [record["clips"] for record in done.rounds] == [plans[1].clips]
+    assert {item.clip.split("/")[0] for item in plans[1].train} == {"1"}  # the run's clips are not learnt again
+    assert len(plans[0].held) and done.rounds[0]["old"]["clips"] == len(plans[0].held)
+    use_tasks(monkeypatch, trained_on(home, sources[:2]))
+    pretrain(config, tmp_path / "both", console=quiet())
+    both = Checkpoints(tmp_path / "both" / "checkpoints").load()
+    assert both is not None and same(both["trainer"], state(home)["trainer"])
+
+
+def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / "run" / "config.json", {})
+    with pytest.raises(StellaError, match="is not finished"):
+        learn(tmp_path / "home", sources, run=tmp_path / "run", console=quiet())
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path) -> None:
+    home, more = copy(three, tmp_path / "home"), packed(tmp_path / "more", (8,), first=3)
+    with small_disk(100_000), pytest.raises(StellaError, match="nothing is lost: free space and run the same command"):
+        learn(home, more, console=quiet())
+    assert Home(home).current == 3 and Home(home).next.plan.exists()
+    again, other = learn(home, more, console=quiet()), copy(three, tmp_path / "other")
+    assert len(again.rounds) == 1
+    learn(other, more, console=quiet())
+    assert same(state(home), state(other))

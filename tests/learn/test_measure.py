@@ -1,0 +1,88 @@
+"""Measures of a round against naive versions, and the choice of clips to measure with."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stella.evaluate.retrieval import Embeddings
+from stella.learn.held import is_held, kept
+from stella.learn.home import Plan
+from stella.learn.items import Item
+from stella.learn.measure import by_round, fall, measures
+
+
+def random(n: int, seed: int) -> Embeddings:
+    gen = torch.Generator().manual_seed(seed)
+    a, v = (F.normalize(torch.randn(n, 4, generator=gen), dim=1) for _ in range(2))
+    return Embeddings(a, v, torch.arange(n))
+
+
+def naive(e: Embeddings, which: list[int]) -> float:
+    total, hits = 0, 0
+    for query, gallery in ((e.a, e.v), (e.v, e.a)):
+        for i in which:
+            order = sorted(range(len(e)), key=lambda j: -float(query[i].double() @ gallery[j].double()))
+            for k in (1, 5, 10):
+                total, hits = total + 1, hits + (order.index(i) < k)
+    return 100 * hits / total
+
+
+def test_accuracy_is_that_of_the_whole_gallery() -> None:
+    rounds = torch.tensor([1] * 9 + [2] * 11 + [3] * 7)
+    before, after = random(27, 0), random(27, 1)
+    found = measures(before, after, rounds, 3, None)
+    old, own = list(range(20)), list(range(20, 27))
+    for name, which in (("old", old), ("new", own)):
+        assert found[name]["before"] == pytest.approx(naive(before, which))
+        assert found[name]["after"] == pytest.approx(naive(after, which))
+    assert found["rounds"]["2"]["after"] == pytest.approx(naive(after, list(range(9, 20))))
+    assert fall(found) == pytest.approx(naive(before, old) - naive(after, old))
+    assert found["worst"] and all(each["after"] > each["before"] and each["clip"] < 20 for each in found["worst"])
+
+
+def test_forgetting_adds_up_falls_in_galleries_that_grow() -> None:
+    """F: the mean over earlier rounds of best level − present level; a level falls by what its clips lost."""
+    states = [random(30, seed) for seed in range(4)]
+    rounds = torch.tensor([1] * 10 + [2] * 10 + [3] * 10)
+    last, level, best = None, {}, {}
+    for new in (1, 2, 3):
+        n = 10 * new
+        before, after = (Embeddings(s.a[:n], s.v[:n], s.ids[:n]) for s in states[new - 1 : new + 1])
+        last = measures(before, after, rounds[:n], new, last)
+        for r in range(1, new + 1):
+            own = list(range(10 * r - 10, 10 * r))
+            level[r] = naive(after, own) if r == new else level[r] - naive(before, own) + naive(after, own)
+            best[r] = max(best.get(r, level[r]), level[r])
+    assert last is not None
+    assert last["F"] == pytest.approx(sum(best[r] - level[r] for r in (1, 2)) / 2)
+
+
+def test_nothing_is_measured_without_clips() -> None:
+    found = measures(random(1, 0), random(1, 0), torch.tensor([1]), 1, None)
+    assert found["old"] is None and found["F"] is None and fall(found) is None
+
+
+def test_memory_is_counted_by_round() -> None:
+    assert by_round(torch.tensor([0, 4, 5, 9, 9]), [5, 0, 4, 1]) == [2, 0, 1, 2]
+
+
+def item(name: str) -> Item:
+    return Item("/in", name, "", name, name)
+
+
+def test_a_recording_is_set_aside_by_its_name_alone() -> None:
+    chosen = [is_held(item(f"film {i}"), 0.1) for i in range(5000)]
+    assert 420 < sum(chosen) < 580
+    assert not any(is_held(item(f"film {i}"), 0.0) for i in range(100))
+    assert all(is_held(Item("/elsewhere", "", f"film {i}@1.000", f"film {i}", ""), 0.1) == chosen[i] for i in range(99))
+
+
+def test_the_kept_clips_are_a_uniform_sample_of_all_that_came() -> None:
+    """Whatever came when: of ten rounds each keeps about its share, and keeping fewer keeps some of the same."""
+    plans = [Plan(1, "", 0, [], [item(f"{r}/{i}") for i in range(200)]) for r in range(10)]
+    some = kept(plans, 500)
+    counts = torch.tensor([clip.round for clip in some]).bincount(minlength=11)[1:]
+    assert len(some) == 500 and counts.min() > 25 and counts.max() < 80
+    assert {c.key for c in kept(plans, 100)} < {c.key for c in some}
+    early = {c.key for c in kept(plans[:5], 500)}
+    assert {c.key for c in some if c.round <= 5} <= early

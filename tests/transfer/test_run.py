@@ -1,0 +1,283 @@
+"""Downstream runs: what is trained and what is not, which epoch is tested, and what a kill leaves."""
+
+import io
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small import same
+from rich.console import Console
+from safetensors.torch import load_file
+
+from stella.data.config import data_config
+from stella.errors import StellaError
+from stella.files import read_lines
+from stella.model import weights
+from stella.model.avm import AVM
+from stella.model.cav import CAV, preset
+from stella.report.predictions import predictions_sheet
+from stella.runs.training import RunResult
+from stella.train import trainer
+from stella.train.checkpoint import Checkpoints
+from stella.transfer.base import Downstream
+from stella.transfer.classify import Classify
+from stella.transfer.config import transfer_config
+from stella.transfer.run import TransferRun, resume, transfer
+from stella.transfer.segment import Segment
+
+SMALL = ("data.tasks=['task1']", "data.clips=12", "data.eval_clips=8", "stream.batch_size=4", "train.device=cpu")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a few patches, with a matching module."""
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    torch.manual_seed(0)
+    config = preset("tiny", image_size=32, spec_frames=64)
+    weights.save(path, CAV(config), AVM(config.dim, config.heads))
+    return path
+
+
+def go(task: str, file: Path | str, run: Path, *more: str, again: bool = False) -> RunResult:
+    config = transfer_config(task, None, [f"weights.source={file}", *SMALL, "stream.epochs=2", *more])
+    return transfer(config, run, resume=again, console=Console(file=io.StringIO()))
+
+
+def trained(task: str, file: Path, run: Path, *more: str) -> TransferRun:
+    """The run's object after its end, to look at its weights."""
+    seen: list[TransferRun] = []
+    plain = TransferRun.finish
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransferRun, "finish", lambda self: (seen.append(self), plain(self))[1])
+        assert go(task, file, run, *more).finished
+    return seen[0]
+
+
+@pytest.mark.parametrize("task", ["retrieval", "classify", "segment", "events", "localise", "matching"])
+def test_every_task_runs_from_nothing_on_scenes(task: str, file: Path, tmp_path: Path) -> None:
+    warmup = ["warmup_epochs=1"] if task in ("segment", "events") else []
+    end = go(task, file, tmp_path, "data.clips=4", "data.eval_clips=4", *warmup).end
+    assert end["task"] == task and end["parts"][1:] == ([40, 40] if task == "events" else [4, 4])
+    assert 0 <= end["test"][end["figure"]] <= 100 and end["ceilings"] and not end["skipped"]
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "environment.json", "metrics.jsonl"}
+    if task in ("segment", "events", "localise"):
+        assert predictions_sheet(tmp_path, tmp_path / "a.png").stat().st_size > 8_000
+    else:
+        assert (tmp_path / "predictions.safetensors").exists() == (task == "classify")
+
+
+def test_a_frozen_backbone_stays_as_it_is_to_the_last_bit(file: Path, tmp_path: Path) -> None:
+    before = weights.load(file).model.state_dict()
+    done = trained("classify", file, tmp_path)
+    assert same(dict(before), dict(done.task.model.state_dict()))
+    assert not any(p.grad is not None for p in done.task.model.parameters())
+    assert not any(name.startswith("model.") for name in load_file(tmp_path / "best.safetensors"))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("task", ["retrieval", "classify"])
+def test_a_trained_backbone_changes_and_is_kept(task: str, file: Path, tmp_path: Path) -> None:
+    done = trained(task, file, tmp_path, "head.frozen=false")
+    state = Checkpoints(tmp_path / "checkpoints").load()
+    assert state is not None
+    last = state["trainer"]["method"]
+    before = dict(weights.load(file).model.named_parameters())
+    moved = [name for name, p in before.items() if not torch.equal(p, last[f"model.{name}"])]
+    assert any(name.startswith("blocks_a") for name in moved) and any(name.startswith("blocks_u") for name in moved)
+    kept = weights.load(tmp_path / "model.safetensors").model.state_dict()
+    assert same(dict(done.task.model.state_dict()), dict(kept))  # the best epoch's, which was tested
+
+
+def test_features_of_a_frozen_backbone_are_computed_once(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    seen: Counter[int] = Counter()
+    plain = Classify.columns_of
+
+    def counted(self: Classify, batch: Any, source: Any) -> Any:
+        seen[id(source)] += len(batch)
+        return plain(self, batch, source)
+
+    monkeypatch.setattr(Classify, "columns_of", counted)
+    go("classify", file, tmp_path, "stream.epochs=4")
+    assert sorted(seen.values()) == [6, 8, 8, 12]  # six test clips once more, for the picture
+
+
+@pytest.mark.parametrize("task", ["classify", "segment"])
+def test_a_learning_rate_reaches_every_weight_of_the_head(task: str, file: Path, tmp_path: Path) -> None:
+    """The published decoder was never given to its optimiser."""
+    first: dict[str, Any] = {}
+    plain = Downstream.groups
+
+    def groups(self: Downstream) -> Any:
+        first.update({name: p.detach().clone() for name, p in self.head.named_parameters()})
+        return plain(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Downstream, "groups", groups)
+        done = trained(task, file, tmp_path, "stream.epochs=3", "head.mask_frames=0", "warmup_epochs=1")
+    still = [name for name, p in done.task.head.named_parameters() if torch.equal(p, first[name])]
+    assert len(first) > 5 and not still
+
+
+def test_the_head_has_a_rate_of_its_own(file: Path, tmp_path: Path) -> None:
+    more = ("head.frozen=false", "stream.augment=false", "train.schedule=linear")
+    rates = trained("classify", file, tmp_path, *more, "head.head_rate=10", "train.lr=1e-5").trainer.optimizer
+    assert [float(group["lr"]) for group in rates.param_groups] == pytest.approx([1e-5, 1e-4])
+    assert isinstance(rates, torch.optim.AdamW)
+
+
+def test_the_rate_warms_up_then_falls_to_zero_along_a_cosine(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    found: list[float] = []
+    plain = trainer.Trainer.advance
+
+    def advance(self: trainer.Trainer) -> bool:
+        more = plain(self)
+        found.append(float(self.optimizer.param_groups[0]["lr"]))
+        return more
+
+    monkeypatch.setattr(trainer.Trainer, "advance", advance)
+    go("classify", file, tmp_path, "stream.epochs=4", "warmup_epochs=1", "train.lr=1")
+    assert len(found) == 13  # three steps an epoch, and the one that found no batch
+    assert found[:3] == pytest.approx([1 / 3, 2 / 3, 1]) and found[11] == pytest.approx(0, abs=1e-6)
+    assert found[7] == pytest.approx(0.5 * (1 + torch.cos(torch.tensor(5 * torch.pi / 9)).item()))
+
+
+def test_the_best_epoch_is_chosen_on_validation_and_tested_once(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    asked: list[str] = []
+    heads: list[Any] = []
+    values = iter([10.0, 30.0, 30.0, 20.0])
+
+    def measure(self: TransferRun, part: str) -> dict[str, float]:
+        asked.append(part)
+        heads.append({name: tensor.clone() for name, tensor in self.task.head.state_dict().items()})
+        return {"accuracy": next(values) if part == "validation" else 99.0}
+
+    monkeypatch.setattr(TransferRun, "measure", measure)
+    end = go("classify", file, tmp_path, "stream.epochs=4").end
+    assert asked == ["validation"] * 4 + ["test"]
+    assert end["best_epoch"] == 2 and end["validation"] == 30 and end["test"] == {"accuracy": 99.0}
+    assert same(heads[4], heads[1]) and not same(heads[4], heads[3])
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    state = Checkpoints(run / "checkpoints").load()
+    return {
+        "metrics": (run / "metrics.jsonl").read_bytes(),
+        "best": load_file(run / "best.safetensors"),
+        "state": state,
+    }
+
+
+def killed(task: str, file: Path, run: Path, owner: Any, name: str, call: int, *more: str) -> None:
+    """Do the run in a process that ends itself at a call of a function."""
+    if (pid := os.fork()) == 0:
+        plain: Callable[..., Any] = getattr(owner, name)
+        calls = 0
+
+        def counted(*args: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*args, **named)
+
+        setattr(owner, name, counted)
+        go(task, file, run, *more, again=True)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("task", ["classify", pytest.param("retrieval", marks=pytest.mark.slow)])
+def test_a_killed_run_ends_as_if_it_had_not_been(task: str, file: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    more = ("train.checkpoint_minutes=0", "stream.epochs=3")
+    go(task, file, tmp_path / "whole", *more)
+    expected = outcome(tmp_path / "whole")
+    run = tmp_path / "killed"
+    killed(task, file, run, trainer, "get_total_norm", 2, *more)  # in a step
+    killed(task, file, run, TransferRun, "measure", 2, *more)  # before a validation
+    killed(task, file, run, Downstream, "load_state_dict", 2, *more)  # before the test
+    assert resume(run, console=Console(file=io.StringIO())).finished
+    assert same(outcome(run), expected)
+    assert [line["epoch"] for line in read_lines(run / "metrics.jsonl") if line["kind"] == "evaluation"][-3:] == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_finished_run_is_not_done_again(file: Path, tmp_path: Path) -> None:
+    end = go("classify", file, tmp_path).end
+    before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    assert go("classify", file, tmp_path, again=True).end == end
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == before
+    with pytest.raises(StellaError, match="already holds a run"):
+        go("classify", file, tmp_path)
+    with pytest.raises(StellaError, match=r"started otherwise: train\.lr was"):
+        go("classify", file, tmp_path, "train.lr=1", again=True)
+
+
+def test_a_run_resumes_with_the_weights_it_was_started_with(file: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.safetensors"
+    own.write_bytes(file.read_bytes())
+    killed("classify", own, tmp_path / "run", trainer, "get_total_norm", 4, "train.checkpoint_minutes=0")
+    loaded = weights.load(file)
+    loaded.model.modality_a.data += 1
+    weights.save(own, loaded.model, loaded.avm)
+    with pytest.raises(StellaError, match="not the file that this run was started with"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "sentence"),
+    [
+        ("sing", (), "unknown task 'sing'; choose one of retrieval"),
+        ("retrieval", ("head.frozen=true",), "retrieval trains the backbone"),
+        ("matching", ("head.frozen=false",), "frozen backbone"),
+        ("classify", ("views=3",), "all the same without augmentation"),
+        ("classify", ("warmup_epochs=9",), "more than stream.epochs=2"),
+        ("classify", ("weights.slow=true",), "is not a run"),
+        ("classify", ("weights.source=nowhere.safetensors",), "cannot be read"),
+        ("classify", ("weights.source=random:huge",), "unknown model 'huge'"),
+    ],
+)
+def test_what_cannot_be_is_refused(task: str, more: tuple[str, ...], sentence: str, file: Path, tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match=sentence):
+        go(task, file, tmp_path / "run", *more)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_source_without_masks_serves_no_segmentation() -> None:
+    with pytest.raises(StellaError, match="has no ground truth for segment"):
+        data_config({"source": "folder", "path": "x"}).downstream("segment")
+
+
+def test_views_are_other_crops_and_sounds_of_the_same_clips(file: Path, tmp_path: Path) -> None:
+    done = trained("classify", file, tmp_path, "views=3", "stream.augment=true", "stream.epochs=4")
+    table = done.task.table
+    assert table is not None and len(table) == 12 and table.views == 3
+    z, target = table.columns["z"].view(3, 12, -1), table.columns["target"].view(3, 12)
+    assert torch.equal(target[0], target[1]) and not torch.equal(z[0], z[1]) and not torch.equal(z[1], z[2])
+
+
+def test_large_features_are_memory_mapped_and_found_again(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from stella.transfer import features
+
+    go("segment", file, tmp_path / "memory", "warmup_epochs=0")
+    monkeypatch.setattr(features, "IN_MEMORY", 0)
+    more = ("warmup_epochs=0", "train.checkpoint_minutes=0")
+    killed("segment", file, tmp_path / "mapped", trainer, "get_total_norm", 4, *more)
+    assert (tmp_path / "mapped" / "features" / "train" / "table.json").exists()
+    seen: Counter[str] = Counter()
+    plain = Segment.columns_of
+    monkeypatch.setattr(
+        Segment, "columns_of", lambda self, batch, source: (seen.update(["batch"]), plain(self, batch, source))[1]
+    )
+    assert resume(tmp_path / "mapped", console=Console(file=io.StringIO())).finished
+    assert seen["batch"] == 2  # the test part and its picture: train and validation are on the disk
+    ends = [read_lines(tmp_path / run / "metrics.jsonl")[-1] for run in ("memory", "mapped")]
+    assert ends[0] == ends[1]

@@ -1,0 +1,309 @@
+"""Heads, the embedded tasks, what can be had without looking, and where weights come from."""
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.small import quick, use_tasks
+from rich.console import Console
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from stella.cli import app
+from stella.clip import BACKGROUND, Batch, Clip, Labels, names_of
+from stella.data.downstream import Parts, masked
+from stella.data.scenes import TASKS, Scenes, ScenesConfig, classes
+from stella.data.scenes.audit import class_cues
+from stella.data.scenes.source import TENTHS, SceneSegments
+from stella.data.stream import StreamConfig, evaluation_batches
+from stella.errors import ClipError, StellaError
+from stella.evaluate.retrieval import embed, task_recall
+from stella.model.avm import AVM, score
+from stella.model.cav import CAV, preset
+from stella.model.heads import MaskDecoder, classifier
+from stella.rng import generator
+from stella.runs.loop import pretrain
+from stella.transfer import localise
+from stella.transfer.base import Options, joint_means
+from stella.transfer.ceilings import ceilings
+from stella.transfer.classify import WINDOWS, Classify
+from stella.transfer.config import WeightsConfig
+from stella.transfer.results import downstream_rows
+from stella.transfer.retrieval import Retrieval
+from stella.transfer.segment import Segment
+from stella.transfer.weights import open_weights
+
+SIZES = {"image_size": 32, "spec_frames": 64}
+STREAM = StreamConfig(batch_size=8, size=32, spec_frames=64)
+
+
+@pytest.fixture(scope="module")
+def model() -> CAV:
+    torch.manual_seed(0)
+    return CAV(preset("tiny", **SIZES))
+
+
+def batch(clips: int = 3, channels: int = 3) -> Batch:
+    gen = generator("transfer")
+    video = torch.randint(0, 256, (clips, 4, channels, 32, 32), generator=gen, dtype=torch.uint8)
+    return Batch(video, torch.randn(clips, 64, 128, generator=gen), torch.arange(clips))
+
+
+# ---- heads
+
+
+def test_the_classifier_is_the_published_one() -> None:
+    kinds = [type(layer).__name__ for layer in classifier(8, 5).children()]
+    assert kinds == ["Linear", "Tanh", "Linear", "LayerNorm", "GELU", "Linear"]
+    probe = classifier(8, 5, probe=True)
+    assert isinstance(probe, torch.nn.Linear) and probe.weight.shape == (5, 16)
+
+
+def test_the_classifier_takes_means_of_the_joint_tokens_after_the_norm(model: CAV) -> None:
+    some = batch()
+    with torch.no_grad():
+        x = torch.cat(
+            [
+                model.encode_a(model.patches_a(some.audio)) + model.inter_pos_embed_a,
+                model.encode_v(model.patches_v(some.video)) + model.inter_pos_embed_v,
+            ],
+            1,
+        )
+        out = model.norm(model.blocks_u.joint(x))
+        length = model.config.patches_a
+        expected = torch.cat([out[:, :length].mean(1), out[:, length:].mean(1)], 1)
+        assert torch.allclose(joint_means(model, some), expected, atol=1e-5)
+        stages = model.fuse_stages(
+            model.encode_a(model.patches_a(some.audio)), model.encode_v(model.patches_v(some.video))
+        )
+        assert len(stages) == 2 and torch.allclose(model.norm(stages[-1]), out, atol=1e-5)
+
+
+def test_masks_come_out_at_the_size_of_the_picture_and_hear_the_sound() -> None:
+    torch.manual_seed(0)
+    decoder = MaskDecoder(24, 224, channels=8)
+    first, last, sound = torch.randn(2, 3, 14, 14, 24), torch.randn(2, 3, 14, 14, 24), torch.randn(2, 24)
+    logits, fine = decoder(first, last, sound)
+    assert logits.shape == (2, 3, 224, 224) and fine.shape == (2, 3, 8, 56, 56)
+    other, _ = decoder(first, last, sound.roll(1, 0))
+    assert not torch.allclose(logits, other)
+    moved, _ = decoder(first.flip(0), last.flip(0), sound.flip(0))  # clips do not see each other
+    assert torch.allclose(moved.flip(0), logits, atol=1e-4)
+    assert MaskDecoder(768, 224).channels == 256
+
+
+def test_the_audio_attention_is_that_over_all_positions() -> None:
+    """The shortcut equals attention with T·s² keys that are all the same audio token."""
+    torch.manual_seed(0)
+    hear = MaskDecoder(12, 32, channels=8).hear[0]
+    x, sound = torch.randn(2, 3, 8, 4, 4), torch.randn(2, 12)
+    flat = x.flatten(0, 1)
+    query = hear.query(flat).view(2, 3, 8, 16).permute(0, 1, 3, 2).reshape(2, 48, 8)
+    value = hear.value(flat).view(2, 3, 8, 16).permute(0, 1, 3, 2).reshape(2, 48, 8)
+    keys = hear.key(sound)[:, None].expand(-1, 48, -1)
+    seen = (query @ keys.mT / 8**0.5) @ value / 48  # [2, 48, 8]
+    seen = seen.view(2, 3, 16, 8).permute(0, 1, 3, 2).reshape(6, 8, 4, 4)
+    assert torch.allclose(hear(x, sound), hear.norm(flat + hear.out(seen)).view_as(x), atol=1e-5)
+
+
+# ---- tasks
+
+
+def test_only_frames_with_a_known_mask_are_trained_on_and_judged(model: CAV) -> None:
+    parts = Parts(*(Scenes("task1", split, 4) for split in ("train", "validation", "eval")))
+    task = Segment(model, parts, Options(), 0)
+    some = batch(2, 5)
+    some.video[:, :, 4] = 0
+    some.video[0, 1, 4] = 255
+    columns = task.columns_of(some, task.source)
+    assert columns["known"].tolist() == [[False, True, False, False], [False] * 4]
+    with torch.no_grad():
+        before = task.objective_of(columns)["cross_entropy"]
+        columns["mask"][1] ^= True
+        columns["mask"][0, 2] ^= True
+        assert task.objective_of(columns)["cross_entropy"] == before
+        assert task.judged(columns)["iou"].shape == (1,)
+        columns["mask"][0, 1] ^= True
+        assert task.objective_of(columns)["cross_entropy"] != before
+        first = Segment(model, parts, Options(mask_frames=1), 0)
+        first.head.load_state_dict(task.head.state_dict())
+        one = {**columns, "known": torch.ones_like(columns["known"])}
+        alone = {name: value[:, :1] if name != "sound" else value for name, value in one.items()}
+        assert torch.allclose(first.objective_of(one)["cross_entropy"], task.objective_of(alone)["cross_entropy"])
+        aligned = Segment(model, parts, Options(align=0.5), 0).objective_of(columns)
+        assert aligned["align"] > 0
+
+
+class Cut:
+    """Clips whose frames tell their window."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Clip:
+        return self.clip(index, 0.5)
+
+    def clip(self, index: int, window: float) -> Clip:
+        level = round(255 * window)
+        video = torch.full((4, 3, 32, 32), level, dtype=torch.uint8)
+        return Clip(str(index), video, torch.ones(8000), Labels("ab"[index % 2]))
+
+
+def test_a_test_clip_is_judged_by_the_mean_over_four_windows(model: CAV) -> None:
+    task = Classify(model, Parts(Cut(), Cut(), Cut(), ("a", "b")), Options(), 0)
+    source = task.clips(Cut(), test=True)
+    assert len(source) == 6 * len(WINDOWS) and len(task.clips(Cut())) == 6
+    levels = {int(b.video[i, 0, 0, 0, 0]) for b in evaluation_batches(source, STREAM) for i in range(len(b))}
+    assert levels == {0, 85, 170, 255}
+    judged = {
+        "clip": torch.tensor([0, 1, 0, 1]),
+        "target": torch.tensor([0, 1, 0, 1]),
+        "scores": torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.9, 0.1], [0.6, 0.4]]),
+    }
+    assert task.figures(judged)["accuracy"] == 50  # clip 0 is right on average, clip 1 is not
+    with pytest.raises(StellaError, match="no training clip has the class c"):
+        task.targets(torch.tensor([0]), [Clip("", torch.empty(0), torch.empty(0), Labels("c"))])  # type: ignore[arg-type]
+
+
+def test_retrieval_measures_what_evaluation_measures(model: CAV) -> None:
+    source = Scenes("task1", "eval", 12)
+    task = Retrieval(model, Parts(source, source, source), Options(frozen=False), 0)
+    with torch.no_grad():
+        rows = (task.columns_of(each, source) for each in evaluation_batches(source, STREAM))
+        found = task.measure(rows)
+    expected = task_recall([embed(model, source, STREAM)])
+    assert found["a2v_5"] == expected["a2v"]["5"][0] and found["v2a_10"] == expected["v2a"]["10"][0]
+
+
+def test_localisation_reads_the_attention_or_cosines(model: CAV) -> None:
+    some, avm = batch(), AVM(model.config.dim, model.config.heads, beta=0.1)
+    with torch.no_grad():
+        qk = score(model, avm, model.patches_a(some.audio), model.patches_v(some.video)).qk
+        logits = torch.einsum("bhqd,bhkd->bhqk", qk.q_a, qk.k_v) / qk.q_a.shape[-1] ** 0.5  # temperature 1
+        expected = logits.softmax(-1).mean((1, 2)).view(3, 4, 2, 2)
+        assert torch.allclose(localise.sound_maps(model, avm, some), expected, atol=1e-6)
+        v = model.fuse_v(model.encode_v(model.patches_v(some.video)))
+        a = model.represent_a(some.audio)[:, None].expand_as(v)
+        cosine = torch.nn.functional.cosine_similarity(v, a, dim=2).view(3, 4, 2, 2)
+        assert torch.allclose(localise.sound_maps(model, None, some), cosine, atol=1e-5)
+
+
+def test_localisation_counts_frames_that_sound() -> None:
+    scenes = Scenes("task1", "eval", 3)
+    frames = masked(scenes, sounding=True).tensors([0, 1, 2])[0]  # type: ignore[attr-defined]
+    for index in range(3):
+        events = scenes.labels(index).events
+        assert events is not None
+        counts = [bool(events[int((t + 0.5) / 4 * 10)]) for t in range(4)]
+        assert (frames[index, :, 4].flatten(1).amax(1) > 0).tolist() == counts
+
+
+# ---- the embedded data
+
+
+def test_parts_share_no_clip_and_novel_shares_no_class() -> None:
+    config = ScenesConfig(clips=8, eval_clips=8)
+    parts = config.downstream("classify")
+    audio = torch.cat([part.tensors(range(8))[1] for part in (parts.train, parts.validation, parts.test)])  # type: ignore[attr-defined]
+    assert len(audio.unique(dim=0)) == 24
+    known = [kind for task in (*TASKS, "base") for kind in classes(task)]
+    novel = classes("novel")
+    assert len(novel) == 16 and not {(k.look, k.action) for k in novel} & {(k.look, k.action) for k in known}
+    assert {k.look for k in novel} == {k.look for task in TASKS for k in classes(task)}
+    assert not {k.look for k in novel} & {k.look for k in classes("wide-360")}
+    assert len(config.downstream("retrieval").train) == 8
+
+
+def test_tenths_are_clips_of_their_own() -> None:
+    scenes = Scenes("task2", "train", 3)
+    tenths = SceneSegments(scenes)
+    frames, audio = tenths.tensors([17, 4, 13])
+    assert frames.shape == (3, 4, 3, 96, 96) and audio.shape == (3, 40_960)
+    clip, whole = tenths[17], scenes[1]
+    assert torch.equal(clip.video, frames[0]) and torch.equal(clip.audio, audio[0])
+    middle = slice(18_432, 18_432 + 4_096)
+    assert torch.equal(audio[0, middle], whole.audio[7 * 4_096 : 8 * 4_096]) and not audio[0, :18_432].any()
+    assert whole.labels.events is not None
+    own = [whole.labels.name if sounds else BACKGROUND for sounds in whole.labels.events]
+    assert names_of(tenths, range(TENTHS, 2 * TENTHS)) == own and len(tenths) == 30
+
+
+def test_ceilings_are_what_their_names_say() -> None:
+    config = ScenesConfig(tasks=("task1", "task2"), clips=24, eval_clips=8)
+    found = ceilings("classify", config.downstream("classify"))
+    assert found == {"chance": 12.5, "majority": 12.5}
+    parts = config.downstream("events")
+    names = Counter(names_of(parts.test, range(len(parts.test))))
+    found = ceilings("events", parts)
+    assert found["majority"] == 100 * names[BACKGROUND] / len(parts.test) and found["class"] > 40
+    found = ceilings("segment", config.downstream("segment"))
+    assert found["empty"] == 0 and 5 < found["constant"] < 40 and found["class"] > 0
+    found = ceilings("localise", config.downstream("localise"))
+    assert 5 < found["disc"] < 40 and set(found) == {"disc", "constant", "class"}
+    assert ceilings("retrieval", config.downstream("retrieval"))["chance"] == pytest.approx(100 * 16 / 3 / 16)
+    cues = class_cues()
+    assert cues["look"] == pytest.approx(100 / 3) and cues["sound"] == 50
+
+
+# ---- weights and the command
+
+
+def test_weights_after_every_task_are_kept_in_half_precision(tmp_path: Path, monkeypatch: Any) -> None:
+    use_tasks(monkeypatch)
+    config = quick("finetune", "train.keep_task_weights=true", "train.ema=0.9")
+    assert pretrain(config, tmp_path / "run", console=Console(file=io.StringIO())).finished
+    files = sorted((tmp_path / "run" / "weights").iterdir())
+    assert [path.name for path in files] == [f"after-{n}.safetensors" for n in (1, 2, 3)]
+    with safe_open(files[0], "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.float16}  # noqa: SIM118
+    run = str(tmp_path / "run")
+    last, after, slow = (
+        open_weights(WeightsConfig(run, number, slow), 0)[0].model
+        for number, slow in ((None, False), (3, False), (None, True))
+    )
+    assert all(
+        torch.equal(p.half(), q)
+        for p, q in zip(last.state_dict().values(), after.half().state_dict().values(), strict=True)
+    )
+    assert not torch.equal(last.modality_a, slow.modality_a)
+    with pytest.raises(StellaError, match="keep_task_weights"):
+        open_weights(WeightsConfig(run, after=4), 0)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    cli, run = CliRunner(), tmp_path / "run"
+    small = ["data.tasks=['task1']", "data.clips=4", "data.eval_clips=4", "stream.epochs=1", "train.device=cpu"]
+    done = cli.invoke(app, ["transfer", "classify", "base-tiny", *small, "--probe", "--run", str(run), "--seed", "3"])
+    assert done.exit_code == 0, done.output
+    assert "on 4 test clips (accuracy by chance 25.0" in done.output.replace("\n", " ")
+    assert (run / "predictions.png").stat().st_size > 20_000
+    again = cli.invoke(app, ["transfer", "--resume", str(run)])
+    assert again.exit_code == 0 and "on 4 test clips" in again.output.replace("\n", " ")
+    [row] = downstream_rows(tmp_path)
+    assert row["task"] == "classify" and row["seed"] == 3 and row["probe"] is True and row["backbone"] == "frozen"
+    assert row["command"].startswith("stella transfer classify base-tiny ") and "head.probe=True" in row["command"]
+    nothing = cli.invoke(app, ["transfer"])
+    assert isinstance(nothing.exception, StellaError) and "name a task and a model" in str(nothing.exception)
+
+
+class Broken:
+    """Clips of which one has no mask and one cannot be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Clip:
+        if index == 2:
+            raise ClipError("file", "damaged picture", "fetch it again")
+        mask = torch.zeros(1, 8, 8, dtype=torch.bool)
+        mask[0, 2:6, 2:6] = True
+        labels = Labels("a") if index == 3 else Labels("a", mask=mask)
+        return Clip(str(index), torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.ones(800), labels)
+
+
+def test_bad_clips_do_not_stop_ceilings() -> None:
+    found = ceilings("segment", Parts(Broken(), Broken(), Broken()))
+    assert found["constant"] == 100 and found["empty"] == 0
