@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stella.cli.common import say, wide
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 
 SHOWN_BAD = 20
 
@@ -88,13 +88,11 @@ def index(
 
 
 def _list_bad(found: Any, most: int | None) -> None:
-    from stella.report.found import printable
-
     bad = found.bad()
     for one in bad[:most]:
-        say(f"bad {printable(one.file)}: {one.reason}", "yellow")
+        say(f"bad {plain(one.file)}: {one.reason}", "yellow")
     if most is not None and len(bad) > most:
-        say(f"… and {len(bad) - most} more: stella index {printable(found.path)} --state lists them", "yellow")
+        say(f"… and {len(bad) - most} more: stella index {plain(found.path)} --state lists them", "yellow")
 
 
 def search(

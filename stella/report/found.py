@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.data.folder import AUDIO_SUFFIXES
-from stella.errors import ClipError
+from stella.errors import ClipError, plain
 from stella.files import write_text
 from stella.media.codecs import encode_jpegs
 from stella.media.decode import Plan, decode_track
@@ -20,12 +20,6 @@ from stella.search.index import Found, Hit
 from stella.search.maintain import State
 
 THUMBNAIL = 180  # pixels of the short side
-
-
-def printable(name: object) -> str:
-    """A name as text that any terminal or page can show: bytes that are no characters, and controls, are escaped."""
-    text = os.fsencode(str(name)).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def clock(seconds: float) -> str:
@@ -40,8 +34,8 @@ def found_table(found: Found) -> Table:
     table = Table("", "score", "moment", *(["label"] if labels else []), "file", box=None, padding=(0, 2, 0, 0))
     for number, hit in enumerate(found.hits, 1):
         moment = f"{clock(hit.start)} – {clock(hit.end)}"
-        label = [Text(printable(_own_label(hit) or "–"))] if labels else []
-        table.add_row(str(number), f"{hit.score:.3f}", moment, *label, Text(printable(hit.path), overflow="fold"))
+        label = [Text(plain(_own_label(hit) or "–"))] if labels else []
+        table.add_row(str(number), f"{hit.score:.3f}", moment, *label, Text(plain(hit.path), overflow="fold"))
     return table
 
 
@@ -78,7 +72,7 @@ def state_table(state: State) -> Table:
     """Everything an index says of itself."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {
-        "folders": ", ".join(map(printable, state.sources)) or "none",
+        "folders": ", ".join(map(plain, state.sources)) or "none",
         "files": ", ".join(f"{count:,} {name}" for name, count in state.files.items()) or "none",
         "windows": ", ".join(f"{count:,} {modality}" for modality, count in state.windows.items()),
         "model": _model(state.model),
@@ -94,7 +88,7 @@ def state_table(state: State) -> Table:
 
 
 def _model(row: Any) -> str:
-    return f"{printable(row.origin) or 'unknown'}, version {row.fingerprint[:12]}, D = {row.dim}" if row else "none"
+    return f"{plain(row.origin) or 'unknown'}, version {row.fingerprint[:12]}, D = {row.dim}" if row else "none"
 
 
 def write_found(found: Found, out: Path) -> None:
@@ -106,7 +100,7 @@ def write_found(found: Found, out: Path) -> None:
         style=style,
         style_hash=b64encode(sha256(style.encode()).digest()).decode(),
         query={
-            "name": printable(Path(query.file).name),
+            "name": plain(Path(query.file).name),
             "by": "sound" if query.by == "audio" else "pictures",
             "moment": f"{clock(query.start)} – {clock(query.end)}",
             **_media(Path(query.file), query.start, query.end, out),
@@ -122,8 +116,8 @@ def write_found(found: Found, out: Path) -> None:
 
 def _card(hit: Hit, out: Path) -> dict[str, Any]:
     return {
-        "name": printable(hit.path),
-        "label": printable(_own_label(hit) or ""),
+        "name": plain(hit.path),
+        "label": plain(_own_label(hit) or ""),
         "moment": f"{clock(hit.start)} – {clock(hit.end)}",
         "score": f"{hit.score:.3f}",
         **_media(hit.file, hit.start, hit.end, out),
