@@ -238,7 +238,7 @@ class DecodedConfig(FilesConfig):
 
     # none, and auto of the span: as the weights that a run starts from want it, or else the paper's (`Inputs`)
     pixels: int | None = None  # after cropping
-    frames: int | None = None
+    frames: int | None = None  # of a clip
     duration: float | None = None  # seconds of a clip
     span: float | Literal["auto"] | None = "auto"  # seconds of the window with the frames; none: the whole clip
 
