@@ -306,7 +306,10 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", REPLAY)
+QUICK = ("er", "derpp", "stella_plus")  # whole clips, stored outputs, patches; the others store the same columns
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in REPLAY])
 def test_a_method_trains_and_resumes_to_the_bit(name: str) -> None:
     one, other = make(name), make(name)
     loop, resumed = trainer(one), trainer(other)

@@ -32,6 +32,8 @@ def evaluate_weights(
     `slow` evaluates the slow weights of a run.
     """
     folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
+    if folder and folder.end is None:
+        raise StellaError(f"{model} is not finished; continue it with stella pretrain --resume {model}")
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}

@@ -107,9 +107,9 @@ class Run(Training):
 
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device
-        self.method = build_method(config, device, initial)
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(device))
         keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
+        self.method = build_method(config, device, initial)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         return Trainer(self.method, Stream(shown, config.stream, device, self.skipped), config.train, self.machine)
 

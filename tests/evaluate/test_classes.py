@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.evaluate.classes import NEIGHBOURS, class_measures
+from stella.evaluate.classes import NEIGHBOURS, _neighbours, class_measures
 from stella.evaluate.retrieval import Embeddings
 
 NAMES = ["cat", "dog", "owl"]
@@ -29,7 +29,7 @@ def nearest(query: Tensor, gallery: Tensor, row: int, count: int) -> list[int]:
 
 
 def test_measures_equal_a_plain_loop() -> None:
-    (first, names), (second, more) = made(41, 0), made(600, 1)  # over the size of a chunk
+    (first, names), (second, more) = made(41, 0), made(60, 1)
     found = class_measures([first, second], [names, more])
     assert found is not None
     every = [*names, *more]
@@ -50,6 +50,11 @@ def test_measures_equal_a_plain_loop() -> None:
     assert found["classes"] == 3
     assert found["majority"] == pytest.approx(100 * max(Counter(label).values()) / len(label))
     assert found["knn"]["av"] > found["majority"]
+
+
+def test_chunks_find_the_same_neighbours() -> None:
+    e, _ = made(50, 2)
+    assert torch.equal(_neighbours(e.a, e.v, 5, chunk=7), _neighbours(e.a, e.v, 5))
 
 
 def test_without_two_classes_there_is_nothing_to_measure() -> None:

@@ -36,7 +36,7 @@ def test_a_recipe_of_a_single_run_resolves(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_recipe_explains_itself_and_its_initial_weights_ship(name: str) -> None:
-    assert find(name).read_text().startswith("# ")
+    assert find(name, Path()).read_text().startswith("# ")
     if file := read(name).get("model", {}).get("weights"):
         assert weights.find(file).parent == weights.SHIPPED
 
@@ -103,7 +103,7 @@ def test_a_name_is_a_shipped_recipe_whatever_lies_in_the_folder(
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "scenes", "seed = 9")
     write(tmp_path / "scenes.toml", "seed = 8")
-    assert find("scenes") == RECIPES / "scenes.toml"
+    assert find("scenes", Path()) == RECIPES / "scenes.toml"
     assert (run_config("scenes.toml").seed, run_config("./scenes").seed) == (8, 9)
     with pytest.raises(ConfigError, match=r"'tabel1': did you mean table1\? \(known: .*scenes.*own"):
         read("tabel1")
@@ -132,6 +132,7 @@ def test_memories_of_the_comparison_are_equal_in_bytes() -> None:
 
 def test_every_comparison_of_the_paper_has_a_recipe() -> None:
     paper = {"audio_selection", "efficiency", "memory_size", "ratios", "sampling", "table1", "temperature"}
+    paper |= {"downstream", "fading", "modality_gap"}
     own = {"why", "scoring", "fast", "codec", "room"}  # studies of our own
     assert set(names()) == paper | {"continual-vs", "continual-as"} | own
 

@@ -524,11 +524,11 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path
 
 
 def test_initial_weights_fill_backbone_and_matching_module(tmp_path: Path) -> None:
-    config = settle(quick("stella", f"model.weights={tmp_path / 'w.safetensors'}"))
     torch.manual_seed(99)
-    model = CAV(model_config(config))
+    model = CAV(model_config(settle(quick("stella"))))
     avm = AVM(model.config.dim, model.config.heads)
     weights.save(tmp_path / "w.safetensors", model, avm)
+    config = settle(quick("stella", f"model.weights={tmp_path / 'w.safetensors'}"))
     method = build_method(config, torch.device("cpu"))
     assert method.avm is not None
     assert same(dict(method.model.state_dict()), dict(model.state_dict()))
