@@ -131,9 +131,9 @@ def write_intact(folder: Path) -> list[tuple[str, Path]]:
     pairs = [(video, "aac" if k % 2 else "mp3") for k, video in enumerate(VIDEO)]
     pairs += [("h264", audio) for audio in AUDIO] + [("mpeg4", audio) for audio in AUDIO]
     pairs += [
-        ("vp8", "vorbis"),
+        ("vp8", "opus"),
         ("vp9", "opus"),
-        ("wmv2", "wmav2"),
+        ("wmv2", "mp3"),
         ("mpeg2", "mp2"),
         ("mpeg1", "mp2"),
         ("flv1", "mp3"),

@@ -229,6 +229,8 @@ class _Worker:
 
 def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, memory: int) -> None:
     """A worker's main loop: jobs in, results out, until the parent closes the pipe or dies."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux: it ends with its parent even when it is stopped
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     _limit_memory(memory)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -275,13 +277,8 @@ def _trim() -> None:
 
 
 def _die_with_parent() -> None:
-    """End with the parent even while a task hangs. (A fork server ends with the process that started it.)
-
-    The system ends this process with its parent even when it is stopped; elsewhere than on Linux it looks by itself.
-    """
+    """End with the parent even while a task hangs. (A fork server ends with the process that started it.)"""
     parent = os.getppid()
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
