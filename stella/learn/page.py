@@ -121,9 +121,9 @@ def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
         lw=1.2,
         label="its share of all clips",
     )
-    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6))
+    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.3 * max([1, *counts])))
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="upper left")
     axis.grid(axis="y")
     return to_svg(figure, "clips in memory by round")
 
