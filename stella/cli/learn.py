@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stella.cli.common import console, say
+from stella.cli.common import console, say, wide
 from stella.errors import StellaError
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -42,6 +42,10 @@ def learn(
         float | None, typer.Option(help="Share of the recordings to measure with.", show_default="0.05")
     ] = None,
     held: Annotated[int | None, typer.Option(help="Clips to measure with, at most.", show_default="500")] = None,
+    effort: Annotated[
+        float | None,
+        typer.Option(help="Clips to measure a round with, as a share of those it trains on.", show_default="0.1"),
+    ] = None,
     keep: Annotated[int | None, typer.Option(help="States to keep for --rollback.", show_default="3")] = None,
     status: Annotated[bool, typer.Option("--status", help="Print the history and exit.")] = False,
     rollback: Annotated[
@@ -61,7 +65,7 @@ def learn(
     values = [word for word in given or [] if word not in sources]
     there = Home(home)
     if status:
-        console.print(status_table(there))
+        wide(130).print(status_table(there))
     elif rollback is not None:
         loop.rollback(home, rollback, console)
     elif accept or drop:
@@ -70,7 +74,7 @@ def learn(
         if not sources:
             raise StellaError("give at least one folder to learn from: stella learn HOME SRC…")
         base = there.settings if there.exists else Settings()
-        settings = loop.with_changes(base, guard=guard, share=share, held=held, keep=keep)
+        settings = loop.with_changes(base, guard=guard, share=share, held=held, effort=effort, keep=keep)
         config = None if run else _config(there, recipe, values, sources)
         when = loop.Watch(clips or 500, _seconds(every), settle) if watch else None
         done = loop.learn(

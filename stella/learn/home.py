@@ -31,20 +31,27 @@ from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
 
 VERSION = 1
+LEAST = 50  # clips to measure with, if so many are kept
 
 
 @dataclass(frozen=True)
 class Settings:
     share: float = 0.05  # of the recordings is set aside to measure with
     held: int = 500  # clips set aside are kept, a uniform sample of all
+    effort: float = 0.1  # clips to measure with in a round, as a share of those it trains on
     keep: int = 3  # states kept, for --rollback
     guard: float | None = None  # points that A on old clips may fall in a round; none: any
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
             raise ConfigError(f"--share {self.share} must lie in 0…1, below 1")
-        if self.held < 0 or self.keep < 1:
-            raise ConfigError(f"--held {self.held} must not be negative and --keep {self.keep} must be at least 1")
+        if self.held < 0 or self.effort < 0 or self.keep < 1:
+            given = f"--held {self.held} --effort {self.effort} --keep {self.keep}"
+            raise ConfigError(f"{given}: the first two must not be negative, and the last must be at least 1")
+
+    def measured(self, clips: int) -> int:
+        """With how many of the kept clips a round is measured that trains on so many."""
+        return min(self.held, max(LEAST, round(self.effort * clips)))
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,11 @@ def accuracy(places: Tensor) -> float:
 
 
 def levels(own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For the clips of each round: accuracy before and after, level, and the best level so far."""
-    found = {}
+    """For the clips of each round: accuracy before and after, level, and the best level so far.
+
+    `own` has those measured today, `last` is what the round before found.
+    """
+    found = dict(last)  # of rounds without a clip to measure with today nothing new is known
     for r, each in own.items():
         if r == new:
             level = best = each["after"]

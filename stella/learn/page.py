@@ -79,7 +79,7 @@ def _apart(record: Line) -> str:
 @styled
 def _curves(history: Sequence[Line]) -> Markup:
     """A and F over time."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+    from matplotlib.dates import date2num
 
     figure, (left, right) = new_figure(7.6, 2.7, columns=2, width_ratios=[1.5, 1])
     for i, (which, when, label) in enumerate(CURVES):
@@ -95,13 +95,14 @@ def _curves(history: Sequence[Line]) -> Markup:
     left.set(ylabel="accuracy A, %", ylim=(0, None))
     right.set(ylabel="forgetting F, points")
     left.legend(frameon=False)
-    times = date2num([_time(record) for record in history])
+    first, last = _time(history[0]), _time(history[-1])
+    days = (last - first).total_seconds() / 86400
+    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M"
+    ticks = [first + (last - first) * share for share in (0, 0.5, 1)] if days else [first]
     for axis in (left, right):
-        margin = 0.05 * (times[-1] - times[0]) or 1 / 24
-        axis.set_xlim(times[0] - margin, times[-1] + margin)
-        locator = AutoDateLocator(maxticks=5)
-        axis.xaxis.set_major_locator(locator)
-        axis.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        margin = 0.1 * days or 1 / 24
+        axis.set_xlim(date2num(first) - margin, date2num(last) + margin)
+        axis.set_xticks([date2num(tick) for tick in ticks], [tick.strftime(style) for tick in ticks])
         axis.grid(axis="y")
     return to_svg(figure, "accuracy and forgetting over time")
 
@@ -120,9 +121,9 @@ def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
         lw=1.2,
         label="its share of all clips",
     )
-    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6))
+    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.3 * max([1, *counts])))
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="upper left")
     axis.grid(axis="y")
     return to_svg(figure, "clips in memory by round")
 

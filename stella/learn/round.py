@@ -152,7 +152,7 @@ class Learner:
         return read_json(folder.record)
 
     def _set_aside(self, folder: RoundFolder, plan: Plan, skipped: Skipped) -> HeldOut:
-        """Store this round's held-out clips; returns all that are kept."""
+        """Store this round's held-out clips; returns those of all rounds to measure with."""
         clips = kept([*self.home.plans(), plan], self.home.settings.held)
         own = [clip for clip in clips if clip.round == folder.number]
         if own:
@@ -160,7 +160,8 @@ class Learner:
             seconds = self.home.inputs.duration
             source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
-        return HeldOut(self.home.held, clips)
+        most = self.home.settings.measured(plan.epochs * plan.clips)
+        return HeldOut(self.home.held, kept([*self.home.plans(), plan], most))
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""
@@ -282,7 +283,7 @@ class Learner:
         avm = trainer.method.avm
         if avm is None or len(held) < 2:
             return None
-        some = some_of(held, MATCHING_CLIPS, generator("matching", 0))
+        some = some_of(held, min(MATCHING_CLIPS, max(2, len(held) // 2)), generator("matching", 0))
         stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
         gen, model = generator(self.config.seed, "matching", 0), trainer.method.eval_model
         found = evaluate_matching(model, avm, some, stream, gen, self.machine.device, self.machine.autocast)

@@ -57,6 +57,12 @@ def test_forgetting_adds_up_falls_in_galleries_that_grow() -> None:
     assert last["F"] == pytest.approx(sum(best[r] - level[r] for r in (1, 2)) / 2)
 
 
+def test_rounds_without_clips_keep_their_level() -> None:
+    first = measures(random(20, 0), random(20, 1), torch.tensor([1] * 20), 1, None)
+    then = measures(random(20, 1), random(20, 2), torch.tensor([2] * 20), 2, first)
+    assert then["rounds"]["1"] == first["rounds"]["1"] and then["F"] == 0 and then["old"] is None
+
+
 def test_nothing_is_measured_without_clips() -> None:
     found = measures(random(1, 0), random(1, 0), torch.tensor([1]), 1, None)
     assert found["old"] is None and found["F"] is None and fall(found) is None

@@ -1,0 +1,67 @@
+"""Watching a folder into which real files arrive."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.learning import quiet
+from helpers.media_files import write_video
+from helpers.small import quick
+
+from stella.learn import loop
+from stella.learn.home import Home, Settings
+from stella.learn.loop import Session, Watch, learn
+from stella.learn.round import Learner
+from stella.runs.stop import Stop
+
+
+@pytest.mark.slow
+def test_files_that_grow_are_waited_for_and_bad_ones_are_counted(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for seed in range(5):
+        write_video(root / f"{seed}.mp4", 1.0, seed=seed)
+    (root / "bad.mp4").write_bytes(b"no video at all")
+    whole = write_video(tmp_path / "growing.mp4", 1.0, seed=7).read_bytes()
+
+    def grow() -> None:
+        with (root / "growing.mp4").open("wb") as file:
+            for start in range(0, len(whole), len(whole) // 10 + 1):
+                file.write(whole[start : start + len(whole) // 10 + 1])
+                file.flush()
+                time.sleep(0.2)
+        (root / "0.mp4").rename(root / "renamed.mp4")
+
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    writer = threading.Thread(target=grow)
+    writer.start()
+    when = Watch(clips=4, every=1, settle=0.6, scan=0.1, idle=3)
+    done = learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=quiet())
+    writer.join()
+    home = Home(tmp_path / "home")
+    contents = [item.stamp for plan in home.plans() for item in plan.train]
+    assert len(contents) == len(set(contents)) == 7 and f"{len(whole)} " in " ".join(contents)
+    assert sum(sum(record["skipped"].values()) for record in done.rounds) == 1
+    assert home.seen().bad.keys() == {str(root / "bad.mp4")}
+
+
+def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Idle(Learner):
+        def __init__(self) -> None:
+            self.home, self.stop = Home(tmp_path / "home"), Stop()
+
+        def say(self, line: str, style: str = "") -> None:
+            said.append(line)
+
+    monkeypatch.setattr(Home, "inputs", None)
+    monkeypatch.setattr(loop.Session, "_wait", lambda self, seconds: None)
+    session = Session(Idle(), [str(tmp_path / "mount")], 1)
+    seen = session.home.seen()
+    for _ in range(3):
+        assert session._settled(seen, 0) == []
+    assert said == [f"waiting: {tmp_path / 'mount'} is not there"]
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "mount" / "film.mp4").write_text("film")
+    assert session._settled(seen, 10) == [] and [i.path for i in session._settled(seen, 0)] == ["film.mp4"]
