@@ -21,7 +21,7 @@ faults: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv .venv

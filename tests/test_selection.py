@@ -448,6 +448,7 @@ def test_compiles_into_one_graph_with_the_same_result(backend: str) -> None:
         assert torch.equal(actual[name], order), name
 
 
+@pytest.mark.slow
 def test_compiled_code_draws_the_same_chunks() -> None:
     """Through Inductor, with a short last chunk and pruned patches in it."""
     importance, pruned, noise = scores(3, 60).float(), rand(3, 60) < 0.3, rand(3, 4, seed=1)

@@ -73,6 +73,7 @@ def test_blocks_of_one_shape_are_compiled_once(counter: CompileCounterWithBacken
     assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_a_whole_pass_is_the_same_compiled(counter: CompileCounterWithBackend) -> None:
     """Pre-training, scoring, selection and matching, with their gradients."""
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
 from stella.learn.loop import KEPT_APART, accept, drop, learn, rollback
+from stella.learn.page import write_page
 from stella.runs.loop import pretrain, resume
 from stella.train.checkpoint import Checkpoints
 
@@ -78,6 +79,18 @@ def test_every_clip_is_learnt_or_set_aside_once(three: Path, sources: list[str])
     before = (three / "current").readlink()
     assert learn(three, sources, console=quiet()).rounds == []
     assert (three / "current").readlink() == before
+
+
+def test_the_page_tells_every_round_and_shows_what_is_forgotten(three: Path) -> None:
+    page = write_page(Home(three)).read_text()
+    history = Home(three).history()
+    assert f"{sum(record['clips'] for record in history):,} clips in 3 rounds" in page
+    assert page.count("<svg") == 2 and "accuracy and forgetting over time" in page and "clips in memory by round" in page
+    for record in history[1:]:
+        assert f"{record['old']['before']:.1f} → {record['old']['after']:.1f}" in page
+    worst = history[-1]["worst"]
+    assert page.count("data:image/jpeg;base64,") >= len(worst) > 0
+    assert all(f"rank {clip['before']:.0f} → {clip['after']:.0f}" in page for clip in worst)
 
 
 @pytest.mark.parametrize("learners", [2, pytest.param(40, marks=pytest.mark.slow)])

@@ -194,15 +194,15 @@ def measure(path, start):
     assert clip.video.float().mean().sub(60).abs() < 3 and len(clip.audio) == 163840 and clip.audio.std() > 0.3
     return time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 measure(sys.argv[1], 5)
-print(*measure(sys.argv[1], 7), *measure(sys.argv[2], 10000))
+print(*measure(sys.argv[1], 7), *measure(sys.argv[2], 3500))
 """
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_hours_cost_what_one_minute_costs(tmp_path: Path, suffix: str) -> None:
+def test_an_hour_costs_what_a_minute_costs(tmp_path: Path, suffix: str) -> None:
     short = endless(tmp_path / f"short.{suffix}", 1 / 60)
-    long = endless(tmp_path / f"long.{suffix}", 3.0)
-    assert read_duration(long) == pytest.approx(10800, rel=0.01)
+    long = endless(tmp_path / f"long.{suffix}", 1.0)
+    assert read_duration(long) == pytest.approx(3600, rel=0.01)
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, str(short), str(long)], capture_output=True, text=True, check=True
     )

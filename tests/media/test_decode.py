@@ -340,9 +340,9 @@ def test_real_clip(speech: Path) -> None:
     assert tuple(clip.video.shape) == (4, 3, 256, 320) and clip.video.float().std() > 20
     assert len(clip.audio) == round(2.56 * SAMPLE_RATE) and 0.01 < clip.audio.std() < 0.5
     with av.open(str(speech)) as container:
-        every = np.stack([f.reformat(320, 256, "rgb24").to_ndarray() for f in container.decode(video=0)]).astype(int)
+        every = np.stack([f.reformat(320, 256, "rgb24").to_ndarray()[::4, ::4] for f in container.decode(video=0)])
     for picture, moment in zip(clip.video, Plan(0, 2.56).times(0, 2.56), strict=True):
-        errors = np.abs(every - picture.permute(1, 2, 0).numpy()).mean((1, 2, 3))
+        errors = np.abs(every - picture.permute(1, 2, 0).numpy()[::4, ::4].astype(int)).mean((1, 2, 3))
         assert errors.argmin() == math.floor(moment * 25 + 1e-6)
 
 

@@ -11,8 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +94,7 @@ HALF = 11  # steps, in the middle of an epoch and of the first task
 
 @dataclasses.dataclass
 class Trained:
+    name: str
     parts: list[dict[str, float]]
     half: bytes  # a checkpoint
     end: dict[str, Any]  # the last state
@@ -102,50 +102,43 @@ class Trained:
     after: float
 
 
-@pytest.fixture(scope="module")
-def trained() -> Callable[[str], Trained]:
-    @cache
-    def run(name: str) -> Trained:
-        one = scenes_trainer(name)
-        before = held_out(one.method)
-        parts = advance(one, HALF)
-        file = io.BytesIO()
-        torch.save(one.state_dict(), file)
-        parts += advance(one)
-        return Trained(parts, file.getvalue(), one.state_dict(), before, held_out(one.method))
-
-    return run
+@pytest.fixture(scope="module", params=[*METHODS, EXAMPLE_NAME])
+def trained(request: pytest.FixtureRequest, _example: None) -> Trained:
+    """A method's run. pytest groups the tests of one method, so that each trains once."""
+    one = scenes_trainer(request.param)
+    before = held_out(one.method)
+    parts = advance(one, HALF)
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    parts += advance(one)
+    return Trained(request.param, parts, file.getvalue(), one.state_dict(), before, held_out(one.method))
 
 
-@every
-def test_learns(name: str, trained: Callable[[str], Trained]) -> None:
+def test_learns(trained: Trained) -> None:
     """What all objectives have in common falls while training, and with it the whole; reconstruction also on clips
     that were never seen."""
-    one = trained(name)
-    assert len(one.parts) == 32
+    assert len(trained.parts) == 32
     for names, share in ((["recon_a", "recon_v"], 0.95), (["contrastive"], 0.9), (["loss"], 0.95)):
-        found = [sum(parts[each] for each in names) for parts in one.parts]
+        found = [sum(parts[each] for each in names) for parts in trained.parts]
         assert sum(found[-8:]) < share * sum(found[:8]), names
-    assert one.after < 0.99 * one.before  # moving averages are slow
+    assert trained.after < 0.99 * trained.before  # moving averages are slow
 
 
-@every
-def test_goes_on_exactly_from_a_checkpoint(name: str, trained: Callable[[str], Trained]) -> None:
+def test_goes_on_exactly_from_a_checkpoint(trained: Trained) -> None:
     """Weights, moving averages, optimiser, memory and generators: nothing else carries over to the next step."""
-    one, other = trained(name), scenes_trainer(name, seed=9)
-    other.load_state_dict(torch.load(io.BytesIO(one.half), weights_only=True))
-    assert advance(other) == one.parts[HALF:]
-    assert_equal(other.state_dict(), one.end)
+    other = scenes_trainer(trained.name, seed=9)
+    other.load_state_dict(torch.load(io.BytesIO(trained.half), weights_only=True))
+    assert advance(other) == trained.parts[HALF:]
+    assert_equal(other.state_dict(), trained.end)
 
 
-@every
-def test_never_sees_a_task(name: str, trained: Callable[[str], Trained]) -> None:
+def test_never_sees_a_task(trained: Trained) -> None:
     """Names and labels permuted and renamed: no bit changes. (A batch has no field for them.)"""
     assert [field.name for field in dataclasses.fields(Batch)] == ["video", "audio", "ids"]
     lies = [("task2", Told(scenes("task1", 22), "bells")), ("task1", Told(scenes("task2", 23), "task1"))]
-    other = scenes_trainer(name, lies)
-    assert advance(other, HALF) == trained(name).parts[:HALF]
-    ours, theirs = other.state_dict(), torch.load(io.BytesIO(trained(name).half), weights_only=True)
+    other = scenes_trainer(trained.name, lies)
+    assert advance(other, HALF) == trained.parts[:HALF]
+    ours, theirs = other.state_dict(), torch.load(io.BytesIO(trained.half), weights_only=True)
     for what in ("method", "memory", "optimizer", "generators"):
         assert_equal(ours[what], theirs[what])
 

@@ -69,6 +69,7 @@ def test_values_arrive_and_times_pass_on_a_cpu() -> None:
     assert clock.ms(start, clock.mark()) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_a_step_on_a_cpu_uses_memory_again_that_it_had() -> None:
     """Finetune as in the demo: without it some 25,000 pages of a step are new."""
