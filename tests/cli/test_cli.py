@@ -159,7 +159,7 @@ def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
 
 
 def test_audit_prints_every_gallery() -> None:
-    shown = run.invoke(app, ["scenes", "audit", "--clips", "8"]).output
+    shown = run.invoke(app, ["scenes", "audit", "--clips", "10"]).output
     assert all(word in shown for word in ("task1", "task6", "mixed", "timing", "class"))
 
 
