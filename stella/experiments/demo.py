@@ -1,19 +1,30 @@
-"""`stella demo`: three methods learn six tasks in sequence; a table and a page show what each has forgotten."""
+"""`stella demo`: three methods learn six tasks in sequence; a table and a page show what each has forgotten.
+
+Then the last model is used: it searches films by their sound and shows where the sound comes from.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from stella.clip import Clip
+from stella.data.scenes import TASKS, Scenes
+from stella.data.scenes.export import export
+from stella.embed import load
 from stella.experiments.recipe import run_config
 from stella.experiments.runner import run_all
 from stella.report.page import write_page
 from stella.report.tables import accuracy_table, results_table
+from stella.report.use import Used
 from stella.runs.progress import say
 from stella.runs.record import ceilings, group, read_run
+from stella.search import Index
 
 METHODS = ("finetune", "derpp", "stella_plus")
 RECIPE = "demo"
+FILMS = 8  # of each task, to search in
+ASKED = (0, 2, 5)  # tasks whose first film is asked for by its sound
 
 INTRODUCTION = (
     "[bold]Continual audio-video pre-training, on clips rendered here[/]\n"
@@ -21,6 +32,12 @@ INTRODUCTION = (
     "of earlier ones with other sounds. After each task the model searches, among the clips of all six tasks, for the "
     "video that belongs to a sound and for the sound that belongs to a video. "
     "[dim]Finetune has no rehearsal memory; DER++ and STELLA+ have equally many bytes of it.[/]\n"
+)
+
+COMMANDS = (
+    "stella index VIDEOS INDEX --model {run}",
+    "stella search INDEX SOUND.wav --page found.html",
+    "stella localise VIDEO.mp4 --model {run} --out heat.mp4",
 )
 
 
@@ -45,5 +62,32 @@ def demo(folder: Path, console: Console) -> int:
     )
     say(console, "One seed illustrates, it does not rank methods: results/README.md has five.", "dim")
     console.print()
-    say(console, f"All results, with plots: {write_page(outcome.runs, folder / 'report.html')}")
+    uses = use(outcome.runs[-1], folder, console)
+    page = write_page(outcome.runs, folder / "report.html", uses)
+    say(console, f"All results, with plots and these searches as pictures: {page}")
+    console.print("\n[bold]The same on your own folder[/]")
+    for line in COMMANDS:
+        say(console, f"  {line.format(run=outcome.runs[-1])}")
     return 0
+
+
+def use(run: Path, folder: Path, console: Console) -> list[Used]:
+    """Write films that no model has seen, make them searchable, and ask for three of them by their sound."""
+    films: dict[Path, Clip] = {}
+    for task in TASKS:
+        scenes = Scenes(task, "eval", FILMS, seed=1)
+        paths = export(scenes, folder / "videos")
+        films |= {path.resolve(): scenes[number] for number, path in enumerate(paths)}
+    index, model = Index(folder / "index"), load(run)
+    index.update(folder / "videos", model=model)
+    asked = [path for number, path in enumerate(films) if number in {FILMS * task for task in ASKED}]
+    console.print("[bold]What it is good for[/]")
+    say(console, f"STELLA+ searches {len(films)} films that it has never seen, by a sound alone.")
+    uses = []
+    for path in asked:
+        hits = index.search(path, k=len(films), by="audio", model=model).hits
+        order = [hit.file.resolve() for hit in hits]
+        found = [(films[file], hit.score) for file, hit in zip(order[:3], hits[:3], strict=True)]
+        uses.append(Used(films[path], found, 1 + order.index(path), len(films), model.localise(path)))
+        say(console, f"  {uses[-1].sentence}")
+    return uses

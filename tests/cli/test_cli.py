@@ -253,8 +253,14 @@ def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         'like = "demo"\n[data]\ntasks = ["task1", "task2"]\nclips = 12\neval_clips = 6\n[stream]\nepochs = 1\n'
     )
     monkeypatch.setattr(stella_demo, "RECIPE", str(recipe))
+    monkeypatch.setattr(stella_demo, "FILMS", 1)
     done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))
     assert "acc(t, i) of DER++, seed 0" in " ".join(done.output.split())
-    assert (tmp_path / "demo" / "report.html").exists()
+    text = " ".join(done.output.split())
+    assert text.count("The sound of ") == 3 and "of 6." in text
+    for command in ("stella index VIDEOS INDEX --model", "stella search INDEX", "stella localise VIDEO.mp4 --model"):
+        assert command in text
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count('<img class="use"') == 3 and page.count("The sound of ") == 6  # a heading and an alt text each

@@ -1,4 +1,4 @@
-"""The loss of every method over 36 steps, or 16 where slow tests are left out: a refactoring must not move these curves.
+"""The loss of every method over 36 steps, or 16 without slow tests: a refactoring must not move these curves.
 
     PYTHONPATH=tests python tests/train/test_curves.py        records all of them again; say so in the commit
 
