@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from stella.clip import Clip
-from stella.report.sheet import draw_spectrogram
+from stella.report.sheet import _spectrogram
 
 
 def attention_sheet(
@@ -40,7 +40,7 @@ def attention_sheet(
             axis.set(xticks=[], yticks=[])
             axis.set_title(columns[i - 1] if i else "frame", fontsize=8)
         row[0].set_ylabel(label, fontsize=9)
-        draw_spectrogram(row[-1], clip)
+        _spectrogram(row[-1], clip)
     if shown is not None:
         bar = figure.colorbar(shown, ax=axes[:, -2], shrink=0.8, ticks=[0, 1])
         bar.ax.set_yticklabels(["least", "most"], fontsize=7)

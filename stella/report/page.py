@@ -19,7 +19,6 @@ from stella.methods import METHODS
 from stella.report import plots
 from stella.report.svg import SERIES
 from stella.report.tables import DIRECTIONS, named_ceilings, results_table
-from stella.report.use import Used, section
 from stella.runs.record import (
     Group,
     RunRecord,
@@ -46,14 +45,13 @@ TEMPLATES = Environment(
 )
 
 
-def write_page(runs: Sequence[Path | str], out: Path | str, uses: Sequence[Used] = ()) -> Path:
-    """Read run folders and write the page to `out`. Runs that differ only in their seed are shown as one. `uses` are
-    searches to be shown as pictures."""
+def write_page(runs: Sequence[Path | str], out: Path | str) -> Path:
+    """Read run folders and write the page to `out`. Runs that differ only in their seed are shown as one."""
     if not runs:
         raise StellaError("there is no run to report on; name at least one run folder")
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, render([read_run(path) for path in runs], uses))
+    write_text(out, render([read_run(path) for path in runs]))
     return out
 
 
@@ -94,7 +92,7 @@ def _tried(records: Sequence[RunRecord]) -> tuple[str | None, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def render(records: Sequence[RunRecord], uses: Sequence[Used] = ()) -> str:
+def render(records: Sequence[RunRecord]) -> str:
     groups, cues = group(records), ceilings(records)
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
     matrices = [[_accuracy(version) for version in g.versions] for g in groups]
@@ -106,7 +104,6 @@ def render(records: Sequence[RunRecord], uses: Sequence[Used] = ()) -> str:
         notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished,
         results=_results(groups, cues) if any(g.finished for g in groups) else None,
         methods=[_method(g, i, matrices[i], top) for i, g in enumerate(groups)],
-        uses=section(uses),
     )
 
 

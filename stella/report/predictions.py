@@ -11,7 +11,7 @@ from stella.config import build
 from stella.data.downstream import Parts
 from stella.errors import StellaError
 from stella.media.augment import center_crop
-from stella.report.sheet import draw_spectrogram
+from stella.report.sheet import _spectrogram
 from stella.runs.folder import RunFolder
 from stella.transfer.config import TransferConfig
 from stella.transfer.run import PREDICTIONS
@@ -56,7 +56,7 @@ def _draw_clips(clips: list[Clip], said: dict[str, Tensor], parts: Parts, config
                 axis.contour(outline, levels=[127], colors="white", linewidths=1.2)
         title = row[0].set_title(_title(clip, said, number, parts), fontsize=7.5, loc="left")
         title.set_in_layout(False)  # it may be wider than its frame
-        draw_spectrogram(row[-1], clip)
+        _spectrogram(row[-1], clip)
     if shown is not None:
         bar = figure.colorbar(shown, ax=axes[:, -1], shrink=0.4, ticks=[0, 1])
         bar.ax.set_yticklabels(["0", "1"] if config.task == "segment" else ["least", "most"], fontsize=7)

@@ -34,11 +34,11 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
                 axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
             axis.set(xticks=[], yticks=[])
         row[0].set_title(plain(clip.labels.name or clip.id), fontsize=8, loc="left", parse_math=False)
-        draw_spectrogram(row[frames], clip)
+        _spectrogram(row[frames], clip)
     figure.savefig(path, dpi=110)
 
 
-def draw_spectrogram(axis: Any, clip: Clip) -> None:
+def _spectrogram(axis: Any, clip: Clip) -> None:
     seconds = len(clip.audio) / SAMPLE_RATE
     spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
     axis.imshow(spec.T.numpy(), origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
