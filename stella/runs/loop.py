@@ -15,6 +15,7 @@ from rich.console import Console
 
 from stella.config import build, merged, overridden, to_tree
 from stella.data.config import DataConfig
+from stella.data.lengths import too_short
 from stella.data.skipped import in_words
 from stella.data.stream import Stream
 from stella.data.tasks import Tasks
@@ -102,8 +103,13 @@ class Run(Training):
         return self.config.method
 
     def announced(self) -> list[str]:
-        memory, stream = self.method.memory, self.config.stream
-        return plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory)
+        memory, stream, data = self.method.memory, self.config.stream, self.config.data
+        with self.stop.at_once():
+            clips = join([source for _, source in self.tasks])
+            inputs = inputs_of(self.config)
+            short = too_short(clips, min(inputs.seconds, inputs.duration), stream.workers)
+        remarks = [*data.remarks(), *([short] if short else [])]
+        return plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory) + remarks
 
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device
