@@ -27,12 +27,12 @@ from stella.files import explain_full_disk, write_bytes
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
-from stella.runs.build import build_method, check
+from stella.runs.build import build_method, check, passes
 from stella.runs.clips import keep_clips
 from stella.runs.config import RunConfig, inputs_of, machine, settle, stored_config
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
-from stella.runs.plan import plan
+from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
@@ -114,8 +114,8 @@ class Run(Training):
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(device))
+        self.method = build_method(config, device, initial, passes(self.tasks, config.stream))
         keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
-        self.method = build_method(config, device, initial)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         return Trainer(self.method, Stream(shown, config.stream, device, self.skipped), config.train, self.machine)
 
@@ -129,7 +129,9 @@ class Run(Training):
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
-        self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
+        memory = self.method.memory
+        distinct = None if memory is None else memory.distinct
+        self.metrics.write(line | {"memory_by_task": self._memory_by_task(), "memory_distinct": distinct})
         self._keep_weights(task)
         self._report_evaluation(task, summary([line | {"task": 0}])["A"])
 
@@ -158,8 +160,9 @@ class Run(Training):
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
         steps = f", {counters.skipped} non-finite steps skipped" if counters.skipped else ""
         clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
+        held = f", memory holds {told(self.method.memory)}" if self.method.memory is not None and task >= 0 else ""
         self.display.say(
-            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{steps}{clips}"
+            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{held}{steps}{clips}"
         )
         if self.board:
             self.board.scalars({"mean recall": mean_recall}, counters.step)
