@@ -133,7 +133,7 @@ class Memory:
     @property
     def distinct(self) -> int:
         """Number of different clips that are stored."""
-        return len(self.ids.unique())
+        return len(set(self.ids.tolist()))
 
     @contextmanager
     def commit_if(self, taken: Tensor) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,7 +51,9 @@ def new_figure(width: float, height: float, columns: int = 1, **more: Any) -> tu
 def to_svg(figure: Any, label: str) -> Markup:
     """The figure as an `<svg>` element without matplotlib's ids and fixed size; safe to inline, texts are escaped."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():  # the browser draws the texts, in fonts of its own
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
