@@ -3,10 +3,13 @@
 import io
 import re
 import warnings
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import matplotlib
+import matplotlib.image
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
@@ -46,6 +49,15 @@ def new_figure(width: float, height: float, columns: int = 1, **more: Any) -> tu
     """A figure in inches and its row of axes."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(1, columns, squeeze=False, gridspec_kw=more or None)[0]
+
+
+def heat_png(values: Sequence[Sequence[float]]) -> str:
+    """A map of values from 0 to 1 as a PNG in base64: warm and opaque where they are high. A browser smooths it."""
+    buffer, heat = io.BytesIO(), np.asarray(values, dtype=np.float64)
+    colours = matplotlib.colormaps["inferno"](0.25 + 0.75 * heat)  # [rows, columns, 4]
+    colours[..., 3] = 0.75 * heat
+    matplotlib.image.imsave(buffer, colours, format="png")
+    return b64encode(buffer.getvalue()).decode()
 
 
 def to_svg(figure: Any, label: str) -> Markup:

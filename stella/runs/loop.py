@@ -6,6 +6,7 @@ interrupts is repeated with the same outcome.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from stella.config import build, merged, overridden, to_tree
 from stella.data.config import DataConfig
 from stella.data.lengths import too_short
 from stella.data.skipped import in_words
-from stella.data.stream import Stream
+from stella.data.stream import Stream, StreamConfig
 from stella.data.tasks import Tasks
 from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
+from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
-from stella.files import explain_full_disk, write_bytes
+from stella.evaluate.retrieval import Embeddings
+from stella.files import explain_full_disk, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
@@ -121,12 +124,15 @@ class Run(Training):
 
     def evaluate(self, due: int) -> None:
         with self.stop.at_once():
-            found = self._evaluate(self.method.eval_model, self.method.avm)
+            embeddings: list[Embeddings] = []
+            found = self._evaluate(self.method.eval_model, self.method.avm, embeddings)
             if self.trainer.slow is not None:
                 found["slow"] = self._evaluate(self.trainer.slow.model, None)
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
+        if task == len(self.tasks) - 1:
+            self._keep_examples(embeddings)
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
         memory = self.method.memory
@@ -144,13 +150,22 @@ class Run(Training):
             method, inputs = self.method, inputs_of(self.config)
             write_bytes(path, weights.packed(method.eval_model, method.avm, extra, inputs, torch.float16))
 
-    def _evaluate(self, model: CAV, avm: AVM | None) -> dict[str, Any]:
+    def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
+        place = self.machine.device, self.config.seed, self.machine.autocast
+        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep)
+
+    @property
+    def _eval_stream(self) -> StreamConfig:
         workers = 0 if self.config.data.cached else self.config.stream.workers
-        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
-        machine = self.machine
-        return evaluate_tasks(
-            model, avm, self.eval_tasks, stream, machine.device, self.config.seed, machine.autocast, self.skipped
-        )
+        return replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
+
+    def _keep_examples(self, embeddings: list[Embeddings]) -> None:
+        """Pictures for the page. A run does without them if a clip is gone since, or PyAV is missing."""
+        machine, method = self.machine, self.method
+        with suppress(StellaError), self.stop.at_once():
+            place = machine.device, machine.autocast
+            found = examples(method.eval_model, method.avm, self.eval_tasks, embeddings, self._eval_stream, *place)
+            write_json(self.folder.examples, {"queries": found})
 
     def _report_evaluation(self, task: int, mean_recall: float) -> None:
         """One line per task, which stays on the terminal when the progress bar moves on."""

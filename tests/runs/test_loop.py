@@ -23,6 +23,7 @@ from stella.data.scenes import ScenesConfig
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.experiments.results import row
+from stella.files import read_json
 from stella.methods import METHODS, Losses
 from stella.methods.finetune import Finetune
 from stella.model import weights
@@ -83,6 +84,7 @@ def test_every_method_runs_through(method: str, whole: Whole) -> None:
     assert [s["step"] for s in steps] == [2, 3, 4, 6, 8, 9]  # every second, and the last of a task
     assert steps[-1]["clips"] == 33
     assert steps[-1]["loss"] == pytest.approx(sum(steps[-1]["parts"].values()))
+    assert len(read_json(result.run / "examples.json")["queries"]) == 6
     [end] = lines(result.run, "end")
     assert end == result.end and end["A"] is not None and end["F"] is not None
     assert result.evaluations == evaluations
