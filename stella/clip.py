@@ -153,6 +153,15 @@ class Stored(Protocol):
         ...
 
 
+@runtime_checkable
+class Timed(Protocol):
+    """A source that knows how long its clips are without decoding them."""
+
+    def seconds(self, index: int) -> float | None:
+        """How many seconds there are to take a clip from; None if that is unknown."""
+        ...
+
+
 def clip_of(source: Source, index: int, window: float = MIDDLE) -> Clip:
     return source.clip(index, window) if isinstance(source, Windowed) else source[index]
 

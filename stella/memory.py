@@ -79,21 +79,27 @@ class MemoryBatch:
 class Memory:
     """A uniform sample of at most `capacity` of all clips ever added (reservoir sampling; Vitter, 1985).
 
+    Every time that a clip is added counts: one that the stream brings in several epochs may be held several times, each
+    time as it was augmented then. `distinct` is the number of different clips.
+
     A memory on the CPU works with tensors on any device: adding clips waits for the device, drawing does not. On the
     model's device neither waits. One spare row: rejected clips are written there, so shapes stay static.
     """
 
-    def __init__(self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator) -> None:
-        """Allocate on the generator's device."""
+    def __init__(
+        self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator, most: int | None = None
+    ) -> None:
+        """Allocate on the generator's device, no more than the `most` clips that will be added (None: any number)."""
         self.columns = ID | dict(columns)
         self._stored = {name: column.stored for name, column in self.columns.items()}
         self.capacity, self.generator, self.device = capacity, generator, generator.device
+        self.room = capacity if most is None else min(capacity, most)  # rows
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0  # upper bound of `seen` that is known without waiting for the device
         self._asked = 0  # the largest draw so far
         self._commit: Tensor | None = None  # None: every write takes effect
         self._rows = {
-            name: torch.zeros(capacity + 1, *column.shape, dtype=column.dtype, device=self.device)
+            name: torch.zeros(self.room + 1, *column.shape, dtype=column.dtype, device=self.device)
             for name, column in self._stored.items()
         }
 
@@ -124,6 +130,11 @@ class Memory:
         """Ids of the stored clips by slot, int64 [len]."""
         return self._rows["id"][: len(self)]
 
+    @property
+    def distinct(self) -> int:
+        """Number of different clips that are stored."""
+        return len(set(self.ids.tolist()))
+
     @contextmanager
     def commit_if(self, taken: Tensor) -> Iterator[None]:
         """Inside, `add` and `update` change nothing where `taken` (a bool scalar on any device) is false.
@@ -146,6 +157,8 @@ class Memory:
             given, kept = ", ".join(values), ", ".join(self.columns)
             raise StellaError(f"the memory has the columns {kept} and was given {given}; give exactly these")
         self._check(values, len(ids))
+        if self.room < min(self.capacity, self.offered + len(ids)):
+            raise StellaError(f"the memory has room for the {self.room:,} clips it was made for and is given more")
         offered = self._committed(admit).expand(len(ids))
         slots = self._decide(offered)
         self._seen += offered.sum()
@@ -162,8 +175,8 @@ class Memory:
         if n < 1:
             return None
         held = self._seen.clamp(1, self.capacity)
-        noise = torch.rand(self.capacity, generator=self.generator, device=self.device)
-        free = torch.arange(self.capacity, device=self.device) >= held
+        noise = torch.rand(self.room, generator=self.generator, device=self.device)
+        free = torch.arange(self.room, device=self.device) >= held
         slots = noise.masked_fill(free, 2.0).argsort()[:n] % held
         to = self.device if to is None else torch.device(to)
         taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
@@ -176,7 +189,7 @@ class Memory:
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
         self._check(columns, len(slots))
-        self._write(torch.where(self._committed(), slots.to(self.device), self.capacity), columns)
+        self._write(torch.where(self._committed(), slots.to(self.device), self.room), columns)
 
     def state_dict(self) -> dict[str, Any]:
         """On the CPU, filled rows only. Rows of a memory on the CPU are views of its storage, as a module's are."""
@@ -203,13 +216,13 @@ class Memory:
         return where if self._commit is None else where & self._commit
 
     def _decide(self, offered: Tensor) -> Tensor:
-        """Vitter's algorithm R: the slot of each clip, or `capacity` (the spare row) if it is not kept."""
+        """Vitter's algorithm R: the slot of each clip, or `room` (the spare row) if it is not kept."""
         count = self._seen + offered.cumsum(0)  # clips seen up to and including each one
         chance = torch.rand(len(offered), generator=self.generator, dtype=torch.float64, device=self.device)
         slots = torch.where(count <= self.capacity, count - 1, (chance * count).long())
         kept = offered & (slots < self.capacity)
         later = ((slots[:, None] == slots) & kept).triu(1).any(1)  # a later clip of this batch takes the same slot
-        return torch.where(kept & ~later, slots, self.capacity)
+        return torch.where(kept & ~later, slots, self.room)
 
     def _check(self, values: Mapping[str, Tensor], n: int) -> None:
         for name, value in values.items():

@@ -1,5 +1,6 @@
 """The rehearsal memory: a uniform sample of the stream, in exactly the bytes declared."""
 
+import math
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
@@ -220,6 +221,47 @@ def test_a_state_of_other_sizes_is_refused() -> None:
         make(21).load_state_dict(state)
     with pytest.raises(StellaError, match=r"columns\.z was 'torch.float16 \[4\]' and is now 'torch.float32 \[4\]'"):
         Memory(COLUMNS | {"z": Column(torch.float32, (4,))}, 20, generator(0)).load_state_dict(state)
+
+
+# ---- several passes of the same clips, and a stream that ends
+
+
+def test_every_pass_of_a_clip_counts() -> None:
+    """A uniform sample of passes, not of clips: compared with exact chances of drawing passes without replacement."""
+    n, epochs, capacity, runs = 10, 3, 12, 400
+    copies, distinct = [], []
+    for seed in range(runs):
+        memory = make(capacity, seed)
+        for _ in range(epochs):
+            fill(memory, n, 5)
+        assert memory.seen == n * epochs and len(memory) == capacity
+        assert memory.distinct == len(set(held(memory)))
+        distinct.append(memory.distinct)
+        copies.append(max(Counter(held(memory)).values()))
+    none_of_a_clip = math.comb((n - 1) * epochs, capacity) / math.comb(n * epochs, capacity)
+    assert sum(distinct) / runs == pytest.approx(n * (1 - none_of_a_clip), abs=0.15) and max(copies) == epochs
+
+
+@pytest.mark.parametrize("most", [0, 1, 12, 20, 50])
+def test_a_stream_that_ends_takes_no_more_room_and_holds_the_same(most: int) -> None:
+    whole, cut = make(20), Memory(COLUMNS, 20, generator("memory", 0), most)
+    assert {len(rows) for rows in cut._rows.values()} == {min(20, most) + 1}
+    for first in range(0, most, 4):
+        for memory in (whole, cut):
+            memory.add(**clips(first, min(4, most - first)))
+    assert held(whole) == held(cut)
+    if most:
+        drawn = cut.draw(6)
+        assert drawn is not None and len(drawn) == len(set(drawn.ids.tolist())) == min(6, most)
+        assert drawn["z"][:, 0].tolist() == drawn.ids.tolist()
+        cut.update(drawn.slots, z=drawn["z"])
+    longer = make(20)
+    longer.load_state_dict(cut.state_dict())  # the memory of a learner that takes a run over
+    longer.add(**clips(most, 30))
+    assert longer.seen == most + 30
+    if most < 20:
+        with pytest.raises(StellaError, match=f"room for the {most} clips it was made for"):
+            cut.add(**clips(most, 1))
 
 
 # ---- bad input

@@ -188,7 +188,7 @@ def full_disks(root: Path, each: int, seed: int) -> Iterator[tuple[str, str, str
         expected = contents(whole)
         sizes = sorted({path.stat().st_size for path in whole.rglob("*") if path.is_file()} - {0})
         limits = [size - 1 for size in sizes] + [rng.randrange(1, max(sizes)) for _ in range(each)]
-        for number, limit in enumerate(limits[:each]):
+        for number, limit in enumerate(limits[: max(each, len(sizes))]):
             out = root / "full" / f"{name}-{number}"
             out.parent.mkdir(exist_ok=True)
             status, _ = ended(forked(victim, out, limit))

@@ -1,7 +1,8 @@
 """Intact files of many kinds, and files mutated from real clips: what becomes of each when it is decoded.
 
-An outcome is `same` or `near` (what the intact file shows), `grey` or `gross` (something else, in silence), or
-`refused: REASON`. Everything is decoded by the worker processes of the library, so that hangs and crashes are counted.
+An outcome is `same` or `near` (what the intact file shows), `shorter` (its beginning: of a file that states no length),
+`grey` or `gross` (something else, in silence), or `refused: REASON`. Everything is decoded by the worker processes of
+the library, so that hangs and crashes are counted.
 """
 
 import random
@@ -244,7 +245,7 @@ def mutated(data: bytes, change: str, rng: random.Random) -> bytes:
 
 CHANGES = ("bits 1", "bits 10", "bits 100", "header", "zeros 188", "zeros 4096", "noise 512", "lost 1", "lost 3000")
 CHANGES += ("doubled 500", "cut", "shuffled")
-MUTATED = ("h264 aac.mp4", "h264 aac.mkv", "h264 aac.ts", "hevc aac.mp4", "av1 aac.mp4", "vp8 opus.webm")
+MUTATED = ("h264 aac.mp4", "h264 aac.mkv", "h264 aac.ts", "hevc aac.mp4", "av1 mp3.mp4", "vp8 opus.webm")
 MUTATED += ("vp9 opus.webm", "mpeg4 mp3.avi", "wmv2 mp3.wmv", "flv1 mp3.flv", "mpeg2 mp2.mpg", "mjpeg aac.mov")
 
 
@@ -289,10 +290,13 @@ def compared(video: torch.Tensor, audio: torch.Tensor, video_0: torch.Tensor, au
     if float(off.max()) > GROSS:
         return "gross"
     size = min(len(audio), len(audio_0))
-    wrong = float((audio[:size] - audio_0[:size]).square().mean() / audio_0.square().mean())
-    silent = float(audio.square().mean()) < 0.01 * float(audio_0.square().mean())
-    if silent or wrong > 0.5 or size < 0.6 * len(audio_0):
+    power = float(audio_0[:size].square().mean()) + 1e-6 * float(audio_0.square().mean())
+    wrong = float((audio[:size] - audio_0[:size]).square().mean()) / power
+    silent = float(audio[:size].square().mean()) < 0.01 * power
+    if silent or wrong > 0.5:
         return "gross sound"
+    if size < 0.9 * len(audio_0):
+        return "shorter"
     return "same" if float(off.max()) <= NEAR and wrong < 0.01 and len(audio) == len(audio_0) else "near"
 
 
@@ -321,7 +325,7 @@ def jobs_mutated(folder: Path, count: int) -> list[Job]:
     sources = sorted(CLIPS.glob("*.mpg")) + [folder / name for name in MUTATED if (folder / name).exists()]
     jobs = []
     for k in range(count):
-        of, change = sources[k % len(sources)], CHANGES[(k // len(sources) + k) % len(CHANGES)]
+        of, change = sources[k % len(sources)], CHANGES[k // len(sources) % len(CHANGES)]
         kind = "real mpeg1" if of.parent == CLIPS else of.name
         for strict in (True, False) if k % 5 == 0 else (True,):
             file = folder / f"mutated-{k}-{strict}{of.suffix}"

@@ -17,36 +17,31 @@ WorkerGB = Annotated[float, typer.Option(help="GB of memory for one worker proce
 
 
 def look(
-    src: Annotated[Path, typer.Argument(help="Folder of videos, or of shards.")],
+    src: Annotated[Path, typer.Argument(help="Folder of videos, of shards or of packed arrays, or one video file.")],
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("look.png"),
-    clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder.")] = 8,
+    clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder or file.")] = 8,
 ) -> None:
     """Write a contact sheet of your own videos as they are decoded, and print which cannot be used and why."""
-    from stella.data.folder import Folder
-    from stella.data.shards import Shards
     from stella.data.skipped import in_words
-    from stella.errors import ClipError, skippable
+    from stella.errors import ClipError
+    from stella.report.look import look, open_any, told
     from stella.report.sheet import SHEETS, contact_sheet
 
     if out.suffix.lower() not in SHEETS:
         raise StellaError(f"--out {out} must end in {', '.join(SHEETS)}: a contact sheet is a picture")
-    shards = src.is_dir() and any(src.glob("shard-*.tar"))
-    source: Folder | Shards = Shards(src) if shards else Folder(src)
-    good, bad = [], []
-    tried = min(clips, len(source))
-    for number in range(tried):  # spread evenly over the folder
-        try:
-            index = number * len(source) // tried
-            with skippable(source.location(index)):
-                good.append(source[index])
-        except ClipError as error:
-            bad.append(error)
-            say(f"skipped {error}", "yellow")
+    source = open_any(src, clips)
+    found = list(look(source, clips))
+    bad = [each for each in found if isinstance(each, ClipError)]
+    good = [each for each in found if not isinstance(each, ClipError)]
+    for error in bad:
+        say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
-    contact_sheet(good, out, f"{src.name} · {len(source)} clips")
+    contact_sheet([each.clip for each in good], out, f"{src.name} · {len(source)} clips", [each.title for each in good])
+    for line in told(good, source):
+        say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
-    more = " (--clips for more)" if tried < len(source) else ""
+    more = " (--clips for more)" if len(found) < len(source) else ""
     say(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}")
 
 

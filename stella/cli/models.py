@@ -1,14 +1,17 @@
 """`stella evaluate`, `report`, `methods`, `config`, `weights` and `bench`."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stella.cli.common import Overrides, console, integers, listed, say, split, wide
 from stella.errors import StellaError, plain
+
+if TYPE_CHECKING:
+    from stella.runs.folder import RunFolder
 
 
 def evaluate(
@@ -41,15 +44,26 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")],
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Print a table of runs and write one self-contained HTML page about them."""
+    """Print tables of runs, pre-training and downstream, and write one self-contained HTML page about them."""
+    from stella.report.downstream import by_task, downstream_table, read_downstream
     from stella.report.page import write_readable
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, unlike
 
-    records, left_out = write_readable([run for path in runs for run in _runs_in(path)], out)
-    for reason in left_out:
+    found, downstream = (_runs_in(runs, downstream) for downstream in (False, True))
+    if not found and not downstream:
+        raise StellaError(
+            f"{', '.join(map(str, runs))} holds no run; give the folder that `stella pretrain --run` filled"
+        )
+    rows, unread = read_downstream(downstream)
+    tasks = by_task(rows)
+    records, left_out = write_readable([run.root for run in found], out, tasks)
+    for reason in (*left_out, *unread):
         say(f"left out: {reason}", "yellow")
-    console.print(results_table(group(records), ceilings(records)))
+    if records:
+        console.print(results_table(group(records), ceilings(records)))
+    if tasks:
+        console.print(downstream_table(tasks))
     if warning := unlike(records):
         say(warning, "yellow")
     say(str(out))
@@ -166,10 +180,7 @@ def _key_values(value: Any, defaults: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={leaf:.4g}" if isinstance(leaf, float) else f"{key}={leaf}" for key, leaf in leaves.items())
 
 
-def _runs_in(path: Path) -> list[Path]:
+def _runs_in(paths: Sequence[Path], downstream: bool) -> "list[RunFolder]":
     from stella.runs.folder import runs_below
 
-    found = [run.root for run in runs_below(path)]
-    if not found:
-        raise StellaError(f"{path} holds no run; give the folder that `stella pretrain --run` filled")
-    return found
+    return [run for path in paths for run in runs_below(path, downstream)]

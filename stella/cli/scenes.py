@@ -33,7 +33,7 @@ def preview(
     out.mkdir(parents=True, exist_ok=True)
     picture, movie = out / f"{size}-{task}.png", out / f"{size}-{task}.mp4"
     title, times = f"{size} · {task} · {split} · seed {seed}", scenes.size.frame_times * scenes.size.duration
-    contact_sheet([scenes[i] for i in range(clips)], picture, title, times)
+    contact_sheet([scenes[i] for i in range(clips)], picture, title, times=times)
     film(scenes, range(clips), movie)
     say(f"{picture}  contact sheet: the sounding object outlined, events in blue")
     say(f"{movie}  the same clips to watch and hear")

@@ -74,7 +74,7 @@ def localise(
     loaded = load(model, device)
     if train_on is not None:
         i, shards = loaded.inputs, any(train_on.glob("shard-*.tar"))
-        source = Shards(train_on, i.frames, i.span, i.size) if shards else Folder(train_on, i.plan())
+        source = Shards(train_on, i.frames, i.span, i.size, i.duration) if shards else Folder(train_on, i.plan())
         with console.status(f"training a matching module on {len(source)} clips"):
             loss = train_matching(loaded, source, steps)
         say(f"matching module trained for {steps} steps: loss {loss:.3f} (by chance 0.693)")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NoReturn
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
-from stella.media.decode import Plan, decode
+from stella.media.decode import Plan, decode, read_duration
 from stella.media.files import LIMITS, Limits
 
 VIDEO_SUFFIXES = (
@@ -85,6 +85,9 @@ class Folder:
             return f"{(self.root / self.files[index]).stat().st_size} bytes"
         except OSError as error:
             return str(error.strerror)
+
+    def seconds(self, index: int) -> float | None:
+        return read_duration(self.root / self.files[index])
 
     def labels(self, index: int) -> Labels:
         return self._labels.get(self.files[index], Labels())

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Device, Labels, Origin, send
+from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Device, Labels, Origin, send
 from stella.data.tasks import FilesConfig, recording_of
 from stella.errors import StellaError
 from stella.files import read_json
@@ -40,7 +40,15 @@ class PackedConfig(FilesConfig):
     source: Literal["packed"] = "packed"  # arrays made by `stella pack`
 
     def open(self, evaluation: bool = False) -> "Packed":
-        return Packed((self.eval_path if evaluation else self.path) or "")
+        packed = Packed((self.eval_path if evaluation else self.path) or "")
+        if evaluation:
+            own, other = _sizes(read_header(Path(self.path))), _sizes(packed.header)
+            if differ := [f"{key} {own[key]} and {other[key]}" for key in own if own[key] != other[key]]:
+                raise StellaError(
+                    f"data.path={self.path} and data.eval_path={self.eval_path} were packed with different "
+                    f"{', '.join(differ)}; pack both with the same"
+                )
+        return packed
 
     def inputs(self) -> Inputs:
         header = read_header(Path(self.path))
@@ -133,6 +141,9 @@ class Packed:
     def stamp(self, index: int) -> str:
         return f"{int(self._lengths[index])} samples"
 
+    def seconds(self, index: int) -> float:
+        return int(self._lengths[index]) / SAMPLE_RATE
+
     def labels(self, index: int) -> Labels:
         return Labels(self.header.names[index], self.header.tasks[index])
 
@@ -188,6 +199,12 @@ class Packed:
         if lengths is None or not ((lengths >= 0) & (lengths <= self.header.samples)).all():
             raise StellaError(f"{path} is missing or damaged; {RESTORE}")
         return torch.from_numpy(lengths.astype(np.int64))
+
+
+def _sizes(header: Header) -> dict[str, Any]:
+    """What the clips of two folders must have in common to be used together."""
+    sizes = {"pixels": header.pixels, "spec_frames": header.spec_frames, "frames": header.frames[0]}
+    return sizes | {"inputs": header.inputs}
 
 
 def read_header(root: Path) -> Header:

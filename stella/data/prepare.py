@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stella.clip import SAMPLE_RATE, Labels
 from stella.config import differences
 from stella.data.folder import find_videos, read_labels
-from stella.data.shards import ShardWriter, sample
+from stella.data.shards import PREPARED, ShardWriter, sample
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import WORKER_GB, Done, Lost, Pool, Tick
 from stella.errors import ClipError, StellaError, skippable
@@ -222,7 +222,7 @@ def _stamp(path: Path) -> str | None:
 
 
 def _keep_settings(dst: Path, settings: Settings) -> None:
-    path = dst / "prepare.json"
+    path = dst / PREPARED
     if not path.exists():
         if strange := next(dst.glob("shard-*"), None):
             raise StellaError(f"{strange} was not written by stella prepare; choose another folder")

@@ -14,19 +14,22 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Self
 
 from torch import Tensor
 
-from stella.clip import MIDDLE, Clip, Labels, Origin
+from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError, require
-from stella.files import Appended, encoded, write_json
+from stella.files import Appended, encoded, read_json, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
+from stella.media.inputs import Inputs
 
+PREPARED = "prepare.json"  # the settings that `stella prepare` filled a folder with
+SLACK = 0.01  # seconds: rounding of lengths
 END_OF_TAR = bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -37,7 +40,21 @@ class ShardsConfig(DecodedConfig):
     def open(self, evaluation: bool = False) -> "Shards":
         root = self.eval_path if evaluation else self.path
         inputs = self.inputs()
-        return Shards(root or "", inputs.frames, inputs.span, inputs.size)
+        return Shards(root or "", inputs.frames, inputs.span, inputs.size, inputs.duration)
+
+    def following(self, inputs: Inputs | None) -> Self:
+        """Without weights a clip takes the seconds that the shards say they hold."""
+        held = None if inputs or self.duration else stated_seconds(Path(self.path))
+        return super().following(replace(Inputs(), duration=held) if held else inputs)
+
+    def remarks(self) -> list[str]:
+        taken = self.inputs().duration
+        roots = dict.fromkeys(path for path in (self.path, self.eval_path) if path)
+        return [
+            f"the clips of {root} hold {held:g} s, of which the first {taken:g} are taken"
+            for root in roots
+            if (held := stated_seconds(Path(root))) and held > taken + SLACK
+        ]
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Entry:
     offset: int  # bytes into the shard
     label: str | None = None
     task: str | None = None
+    duration: float | None = None  # seconds; none: only the sample itself says
 
     def __post_init__(self) -> None:
         texts = (self.id, self.source, self.label or "", self.task or "")
@@ -57,6 +75,8 @@ class Entry:
             raise TypeError("names are no texts, or the offset is no position")
         if not math.isfinite(self.start):
             raise ValueError(f"a clip cannot start at {self.start}")
+        if self.duration is not None and not 0 <= self.duration < math.inf:
+            raise ValueError(f"a clip cannot last {self.duration} s")
 
 
 class DamagedSampleError(Exception):
@@ -67,15 +87,29 @@ class Shards:
     """The clips of a folder that `stella prepare` filled, in the order of their source files and start times.
 
     A clip has `frames` frames out of a window of `span` seconds (None: the whole clip), scaled to a short side of
-    `size` (None: as stored).
+    `size` (None: as stored). It is the first `duration` seconds of what is stored (None: all); a folder that was
+    prepared for less is refused.
     """
 
-    def __init__(self, root: Path | str, frames: int = 4, span: float | None = 4.0, size: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        frames: int = 4,
+        span: float | None = 4.0,
+        size: int | None = None,
+        duration: float | None = None,
+    ) -> None:
         self.root, self.frames, self.span, self.size = Path(root), frames, span, size
+        self.duration = math.inf if duration is None else duration
         indexed = [(shard, entry) for shard in _finished(self.root) for entry in _read_index(self.root / shard)]
         if not indexed:
             raise StellaError(f"{self.root} holds no finished shards; fill it with: stella prepare SRC {self.root}")
         self._clips = sorted(indexed, key=lambda clip: (clip[1].source, clip[1].start))
+        if duration and (held := stated_seconds(self.root)) and held < duration - SLACK:
+            raise StellaError(
+                f"the clips of {self.root} hold {held:g} s and {duration:g} s are wanted, so that the rest would be "
+                f"padding; set data.duration={held:g}, or prepare them with --seconds {duration:g}"
+            )
 
     def __len__(self) -> int:
         return len(self._clips)
@@ -97,6 +131,10 @@ class Shards:
         shard, entry = self._clips[index]
         return f"{shard}, byte {entry.offset}"
 
+    def seconds(self, index: int) -> float:
+        _, entry = self._clips[index]
+        return float(self.head(index).meta["duration"]) if entry.duration is None else entry.duration
+
     def labels(self, index: int) -> Labels:
         _, entry = self.entry(index)
         return Labels(entry.label, entry.task)
@@ -106,10 +144,13 @@ class Shards:
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
         def picks(count: int, fps: float) -> list[int]:
+            count = min(count, math.ceil(self.duration * fps - 1e-6)) if self.duration < math.inf else count
             times = Plan(frames=self.frames, span=self.span).times(0, count / fps, window)
             return [min(int(time * fps + 1e-6), count - 1) for time in times]
 
         head, frames, waveform = self._read(index, picks)
+        if self.duration < math.inf:
+            waveform = waveform[: round(self.duration * SAMPLE_RATE)]
         return Clip(head.meta["id"], frames, waveform, self.labels(index))
 
     def head(self, index: int) -> "Head":
@@ -297,7 +338,17 @@ def _read_index(shard: Path) -> list[Entry]:
 
 
 def _entry(meta: dict[str, Any], offset: int) -> Entry:
-    return Entry(meta["id"], meta["source"], float(meta["start"]), offset, meta.get("label"), meta.get("task"))
+    times = float(meta["start"]), float(meta["duration"])
+    return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1])
+
+
+def stated_seconds(root: Path) -> float | None:
+    """The length in seconds that the clips of a folder were prepared for; None if it does not say."""
+    path = root / PREPARED
+    seconds = read_json(path).get("seconds") if path.is_file() else None
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+        raise StellaError(f"{path} says that clips last {seconds} s; restore it, or prepare them again elsewhere")
+    return seconds
 
 
 def _key(id: str) -> str:

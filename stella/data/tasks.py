@@ -18,7 +18,7 @@ from stella.clip import Device, Labels, Source, Stored, names_of
 from stella.data.downstream import Parts
 from stella.data.views import join, part
 from stella.errors import ConfigError, StellaError
-from stella.media.inputs import PER_SECOND, Inputs, with_margin
+from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.rng import generator
 
 Tasks = list[tuple[str, Source]]
@@ -263,4 +263,4 @@ class DecodedConfig(FilesConfig):
     def inputs(self) -> Inputs:
         c = self.following(None)
         assert c.pixels and c.frames and c.duration and c.span != "auto"
-        return Inputs(c.duration, c.pixels, with_margin(c.pixels), c.frames, c.span, round(c.duration * PER_SECOND))
+        return Inputs(c.duration, c.pixels, with_margin(c.pixels), c.frames, c.span, time_steps(c.duration))

@@ -14,6 +14,7 @@ from stella.clip import (
     Labels,
     Source,
     Stored,
+    Timed,
     Windowed,
     class_of,
     clip_of,
@@ -52,6 +53,11 @@ class View:
 
     def location(self, index: int) -> str:
         return location_of(*self._at(index))
+
+    def seconds(self, index: int) -> float | None:
+        """How long a clip is; None if its source does not say."""
+        source, inside = self._at(index)
+        return source.seconds(inside) if isinstance(source, Timed) else None
 
     def stored(self, index: int) -> tuple[Stored, int] | None:
         """The source on a disk that holds this clip, and its index there; None if it is not on a disk."""

@@ -14,7 +14,7 @@ from stella.data.tasks import Tasks
 from stella.errors import StellaError
 from stella.evaluate.classes import class_measures
 from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.retrieval import Autocast, embed, modality_gap, task_recall
+from stella.evaluate.retrieval import Autocast, Embeddings, embed, modality_gap, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.rng import generator
@@ -32,13 +32,15 @@ def evaluate_tasks(
     seed: int = 0,
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
+    keep: list[Embeddings] | None = None,
 ) -> dict[str, Any]:
     """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
     `clips` counts the clips of each task that could be used; the others are listed once in `skipped`. Without a
     matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
     beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
-    on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed.
+    on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed. `keep` becomes
+    the list of the tasks' embeddings.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
@@ -46,6 +48,8 @@ def evaluate_tasks(
     embeddings = [
         embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}")) for name, source in tasks
     ]
+    if keep is not None:
+        keep[:] = embeddings
     record: dict[str, Any] = {
         "clips": [len(e) for e in embeddings],
         "recall": task_recall(embeddings),

@@ -207,7 +207,7 @@ def _open(root: str, inner: str | None, names: Sequence[str], inputs: Inputs) ->
 
 def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
     if not (folder / "clips.json").exists():
-        return Shards(folder, inputs.frames, inputs.span, inputs.size)
+        return Shards(folder, inputs.frames, inputs.span, inputs.size, inputs.duration)
     source = Packed(folder)
     has = (source.header.pixels, source.header.spec_frames, source.header.frames[0])
     if has != (want := (inputs.pixels, inputs.spec_frames, inputs.frames)):

@@ -57,7 +57,7 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
         raise ConfigError("stream.drop_last=true would lose the end of every round; leave it out")
     if home.root.exists() and any(path.name != "lock" for path in home.root.iterdir()):
         raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
-    check(config)
+    check(config, unbounded=True)
     home.create(config, settings)
 
 

@@ -290,14 +290,15 @@ class Learner:
         return 100 * found.correct.double().mean().item()
 
     def _memory(self, trainer: Trainer, plan: Plan) -> dict[str, Any] | None:
-        """How many clips of the memory came in each round, and from each source."""
+        """How many clips of the memory came in each round, and from each source; how many are different ones."""
         memory = trainer.method.memory
         if memory is None:
             return None
         plans = [*self.home.plans(), plan]
         names = [root for p in plans for root in ([item.root for item in p.train] or ["a run"] * p.clips)]
         sources = Counter(names[id] for id in memory.ids.tolist())
-        return {"rounds": by_round(memory.ids, [p.clips for p in plans]), "sources": dict(sources.most_common())}
+        held = {"rounds": by_round(memory.ids, [p.clips for p in plans]), "sources": dict(sources.most_common())}
+        return held | {"distinct": memory.distinct}
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
 from stella.media.convert import Sound, picture
-from stella.media.files import LIMITS, Limits, check_time, open_media
+from stella.media.files import LIMITS, Limits, check_time, open_media, shorter_than_stated
 
 # Seconds before the cut at which to look for a keyframe and early audio, one after the other; inf: the file's start.
 SEEK_BACK = (1.0, 10.0, math.inf)
@@ -349,7 +349,7 @@ class Cut:
             stated = self.origin + (self.container.duration or 0) / 1e6
             both = (*self.video_packets, *self.audio_packets)
             reached = max(reached, *(self._span(p)[1] for p in both)) if both else reached
-        if reached < min(self.end, stated) - SLACK:
+        if reached < min(self.end, stated) - SLACK or (reached < self.end - SLACK and shorter_than_stated(self.path)):
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
 
 

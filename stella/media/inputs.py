@@ -11,6 +11,7 @@ from stella.media.decode import Plan
 from stella.media.fbank import MEAN, SHIFT, STD, fbank
 
 PER_SECOND = 16_000 // SHIFT  # time steps of a spectrogram
+PATCH = 16  # time steps of a patch of the spectrogram
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Inputs:
                 raise ConfigError(f"inputs.{name}={getattr(self, name)} must be above 0")
         self.plan()
 
+    @property
+    def seconds(self) -> float:
+        """How much sound a spectrogram shows."""
+        return self.spec_frames / PER_SECOND
+
     def plan(self, start: float = 0.0) -> Plan:
         """The clip that begins at `start` seconds of a file, for `decode`."""
         return Plan(start, self.duration, self.frames, self.size, self.span)
@@ -45,6 +51,11 @@ class Inputs:
         """[B, S] at 16 kHz → [B, spec_frames, mels]; `lengths` [B] says where padding begins, as in `fbank`."""
         spec = fbank(waveforms, lengths, frames=self.spec_frames, mels=self.mels, normalise=False)
         return (spec - self.mean) / self.std
+
+
+def time_steps(duration: float) -> int:
+    """The time steps of the spectrogram of so many seconds, in whole patches: 1024 for 10.24, 304 for 3."""
+    return -(-round(duration * PER_SECOND) // PATCH) * PATCH
 
 
 def with_margin(pixels: int) -> int:

@@ -75,8 +75,17 @@ def _load(file: Path, title: str) -> type[Method]:
 
 
 def build(
-    name: str, model: CAV, args: Mapping[str, Any], objective: ObjectiveConfig, memory: MemoryConfig, seed: int
+    name: str,
+    model: CAV,
+    args: Mapping[str, Any],
+    objective: ObjectiveConfig,
+    memory: MemoryConfig,
+    seed: int,
+    most: int | None = None,
 ) -> Method:
-    """A method by name, with its hyper-parameters in `args`, on a model that is already on its device."""
+    """A method by name, with its hyper-parameters in `args`, on a model that is already on its device.
+
+    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number).
+    """
     cls = find(name)
-    return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed)
+    return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed, most)

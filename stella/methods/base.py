@@ -89,7 +89,16 @@ class Method(nn.Module, ABC):
     memory: Memory | None
     generators: dict[str, torch.Generator]  # saved with checkpoints
 
-    def __init__(self, model: CAV, config: Any, objective: ObjectiveConfig, memory: MemoryConfig, seed: int) -> None:
+    def __init__(
+        self,
+        model: CAV,
+        config: Any,
+        objective: ObjectiveConfig,
+        memory: MemoryConfig,
+        seed: int,
+        most: int | None = None,
+    ) -> None:
+        """`most` is the number of clips that the stream will bring; none: any number."""
         super().__init__()
         self.check(model.config, config, objective)
         self.model, self.config, self.objective = model, config, objective
@@ -99,7 +108,7 @@ class Method(nn.Module, ABC):
         if (columns := self.stored_columns(model.config, config, memory)) is not None:
             where = "cpu" if memory.device == "cpu" else self.device
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
-            self.memory = Memory(columns, capacity, generator(seed, "memory", device=where))
+            self.memory = Memory(columns, capacity, generator(seed, "memory", device=where), most)
         self.setup()
 
     # ---- what a method defines

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from stella.clip import Clip
+from stella.report.fonts import save
 from stella.report.sheet import _spectrogram
 
 
@@ -44,4 +45,4 @@ def attention_sheet(
     if shown is not None:
         bar = figure.colorbar(shown, ax=axes[:, -2], shrink=0.8, ticks=[0, 1])
         bar.ax.set_yticklabels(["least", "most"], fontsize=7)
-    figure.savefig(path, dpi=110)
+    save(figure, path)

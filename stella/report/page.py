@@ -14,11 +14,13 @@ from stella.data.skipped import in_words
 from stella.errors import StellaError
 from stella.evaluate.forgetting import Accuracy
 from stella.evaluate.retrieval import KS
-from stella.files import write_text
+from stella.files import Line, read_json, write_text
 from stella.methods import METHODS
 from stella.report import plots
-from stella.report.svg import SERIES
+from stella.report.downstream import story
+from stella.report.svg import SERIES, heat_png
 from stella.report.tables import DIRECTIONS, named_ceilings, results_table
+from stella.runs.folder import RunFolder
 from stella.runs.record import (
     Group,
     RunRecord,
@@ -32,6 +34,7 @@ from stella.runs.record import (
     unlike,
 )
 
+Downstream = dict[str, list[dict[str, Any]]]  # lines by task, of `report.downstream`
 LISTED = 20  # skipped clips named on the page
 IN_STORY = 5  # groups named in the first sentences; of more, only the best and the worst
 MAIN = [(*keys, figure) for keys in ((), *((direction,) for direction in DIRECTIONS)) for figure in "AF"]
@@ -55,7 +58,9 @@ def write_page(runs: Sequence[Path | str], out: Path | str) -> Path:
     return out
 
 
-def write_readable(runs: Sequence[Path], out: Path) -> tuple[list[RunRecord], list[str]]:
+def write_readable(
+    runs: Sequence[Path], out: Path, downstream: Downstream | None = None
+) -> tuple[list[RunRecord], list[str]]:
     """Write the page of those runs that can be shown; returns them, and a sentence for each that cannot."""
     records: list[RunRecord] = []
     left_out: list[str] = []
@@ -64,9 +69,8 @@ def write_readable(runs: Sequence[Path], out: Path) -> tuple[list[RunRecord], li
             records.append(read_run(run))
         except StellaError as error:
             left_out.append(str(error))
-    page = None
     for beside in (False, True):  # those that cannot be shown alone; then those that do not fit the ones before
-        if records and (page := _tried(records)[0]) is None:
+        if records and _tried(records)[0] is None:
             shown: list[RunRecord] = []
             for record in records:
                 found, why = _tried([*(shown if beside else ()), record])
@@ -75,35 +79,44 @@ def write_readable(runs: Sequence[Path], out: Path) -> tuple[list[RunRecord], li
                 else:
                     shown.append(record)
             records = shown
-    page = page or _tried(records)[0]
-    if page is None or not records:
+    page = _tried(records, downstream)[0]
+    if page is None or not (records or downstream):
         raise StellaError(f"none of these runs can be shown: {'; '.join(left_out)}")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
     return records, left_out
 
 
-def _tried(records: Sequence[RunRecord]) -> tuple[str | None, str]:
+def _tried(records: Sequence[RunRecord], downstream: Downstream | None = None) -> tuple[str | None, str]:
     """The page, or None and what is wrong: a damaged record may lead to any exception."""
     try:
         results_table(group(records), ceilings(records))
-        return render(records), ""
+        return render(records, downstream), ""
+    except KeyError as error:
+        return None, f"its records lack {error}"
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, f"its records do not fit together: {error}"
 
 
-def render(records: Sequence[RunRecord]) -> str:
+def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -> str:
     groups, cues = group(records), ceilings(records)
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
     matrices = [[_accuracy(version) for version in g.versions] for g in groups]
     top = max((float(acc.max()) for several in matrices for acc in several if acc.size), default=0.0) or 1.0
     return TEMPLATES.get_template("templates/page.html.j2").render(
-        title="STELLA: " + ", ".join(g.label for g in groups),
-        story=_story(groups, cues),
-        facts=_facts(records, groups),
+        title="STELLA: " + ", ".join([g.label for g in groups] or ["downstream tasks"]),
+        story=(_story(groups, cues) if groups else []) + story(downstream or {}),
+        facts=_facts(records, groups) if groups else [],
         notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished,
         results=_results(groups, cues) if any(g.finished for g in groups) else None,
-        methods=[_method(g, i, matrices[i], top) for i, g in enumerate(groups)],
+        matrices=[
+            _matrix(version, acc, top) | {"colour": i % len(SERIES), "slow": version is not g}
+            for i, g in enumerate(groups)
+            for version, acc in zip(g.versions, matrices[i], strict=True)
+            if acc.size
+        ],
+        downstream=downstream,
+        methods=[_method(g, i) for i, g in enumerate(groups)],
     )
 
 
@@ -185,13 +198,16 @@ def _best(table: Sequence[Sequence[Spread]]) -> set[tuple[int, int]]:
     return best
 
 
-def _method(g: Group, i: int, matrices: Sequence[Accuracy], top: float) -> dict[str, Any]:
+def _method(g: Group, i: int) -> dict[str, Any]:
     about = METHODS[g.method].summary if g.method in METHODS else ""
+    examples = _examples(g)
     return {
         "label": g.label,
         "colour": i % len(SERIES),
         "about": f"{about[0].upper()}{about[1:]}." if about else "",
-        "matrices": [_matrix(v, acc, top) for v, acc in zip(g.versions, matrices, strict=True) if acc.size],
+        "examples": examples,
+        "heat": any(query["heat"] for query in examples),
+        "held": _held(g),
         "figures": {draw.__name__: draw(g) for draw in plots.PANELS},
         "runs": _runs(g),
         "skipped": _skipped(g),
@@ -221,7 +237,37 @@ def _matrix(g: Group, acc: Accuracy, top: float) -> dict[str, Any]:
             kind = " ".join(name for name, applies in kinds.items() if applies)
             cells.append({"text": f"{value:.0f}", "share": f"{share:.1f}", "kind": kind})
         rows.append({"name": run.tasks[after] if after >= 0 else "start", "cells": cells})
-    return {"tasks": run.tasks, "rows": rows}
+    return {"label": g.label, "tasks": run.tasks, "rows": rows}
+
+
+def _examples(g: Group) -> list[dict[str, Any]]:
+    """The queries that the first run kept as pictures, with a sentence about each."""
+    for run in g.runs:
+        if run.finished and (file := RunFolder(run.path).examples).is_file():
+            return [
+                query | {"heat": query["heat"] and heat_png(query["heat"]), "said": _found(query["rank"], query["of"])}
+                for query in read_json(file)["queries"]
+            ]
+    return []
+
+
+def _found(rank: int, of: int) -> str:
+    if rank == 1:
+        return f"its own video is the first of {of:,}"
+    return f"its own video comes {rank:,}{'th' if rank > 3 else ('nd', 'rd')[rank - 2]} of {of:,}"
+
+
+def _held(g: Group) -> str:
+    """How many different clips the memories hold at the end."""
+    ends = [run.evaluations[-1] for run in g.runs if run.evaluations and run.evaluations[-1].get("memory_distinct")]
+    if not ends:
+        return ""
+    held, distinct = (sum(values) / len(ends) for values in zip(*_counts(ends), strict=True))
+    return f" At the end it holds {held:,.0f} clips, {distinct:,.0f} of them distinct."
+
+
+def _counts(ends: Sequence[Line]) -> list[tuple[int, int]]:
+    return [(sum(line["memory_by_task"]), int(line["memory_distinct"])) for line in ends]
 
 
 def _runs(g: Group) -> list[dict[str, Any]]:
@@ -231,7 +277,11 @@ def _runs(g: Group) -> list[dict[str, Any]]:
         speeds = [line["clips_per_second"] for line in run.speed if "clips_per_second" in line]
         peaks = [line["peak_bytes"] for line in run.speed if "peak_bytes" in line]
         scores = {"": run.summary, **({"slow ": run.summary.get("slow", {})} if len(g.versions) > 1 else {})}
-        figures = {f"{of}{f}": [s[f]] if s.get(f) is not None else [] for of, s in scores.items() for f in "AF"}
+        figures = {
+            f"{of}{words}": [s[f]] if s.get(f) is not None else []
+            for of, s in scores.items()
+            for f, words in {"A": "accuracy", "F": "forgetting"}.items()
+        }
         rows.append(
             {
                 "run": run.path.name,

@@ -14,6 +14,7 @@ from stella.runs.record import Group, RunRecord, mean_recall
 
 POINTS = 240  # at most, of a loss curve
 LINE = 105  # characters across a wide figure
+PARTS = {"recon_a": "sound rebuilt", "recon_v": "video rebuilt", "avm": "matching"}  # of the loss, in words
 DOTTED, DASHED = (0, (2, 2)), (0, (4, 2))
 Floats = NDArray[np.float64]
 
@@ -132,7 +133,11 @@ def losses(group: Group) -> Markup | None:
         values = [np.array([curve.get(bin, np.nan) for bin in bins]) for curve in several]
         look: dict[str, Any] = {"color": INK, "ls": "-", "label": "total"}
         if name != "loss":
-            look = {"color": SERIES[(i - 1) % len(SERIES)], "ls": STYLES[(i - 1) % len(STYLES)], "label": name}
+            look = {
+                "color": SERIES[(i - 1) % len(SERIES)],
+                "ls": STYLES[(i - 1) % len(STYLES)],
+                "label": PARTS.get(name, name),
+            }
         _band(axis, width * np.array(bins), values, lw=1.7, **look)
     for line in max(group.runs, key=lambda run: len(run.evaluations)).evaluations:
         if line["task"] >= 0:

@@ -11,6 +11,7 @@ from stella.config import build
 from stella.data.downstream import Parts
 from stella.errors import StellaError
 from stella.media.augment import center_crop
+from stella.report.fonts import save
 from stella.report.sheet import _spectrogram
 from stella.runs.folder import RunFolder
 from stella.transfer.config import TransferConfig
@@ -60,7 +61,7 @@ def _draw_clips(clips: list[Clip], said: dict[str, Tensor], parts: Parts, config
     if shown is not None:
         bar = figure.colorbar(shown, ax=axes[:, -1], shrink=0.4, ticks=[0, 1])
         bar.ax.set_yticklabels(["0", "1"] if config.task == "segment" else ["least", "most"], fontsize=7)
-    figure.savefig(out, dpi=110)
+    save(figure, out)
     return out
 
 
@@ -90,7 +91,7 @@ def _draw_events(parts: Parts, said: dict[str, Tensor], out: Path) -> Path:
             axis.barh(0, 1, left=k, color=colour, edgecolor="white", hatch="" if right else "///")
         axis.set(yticks=[0, 1], yticklabels=["predicted", "true"], xticks=[], xlim=(0, parts.segments))
         axis.set_title(f"{own} (blue: the class, grey: background, hatched: wrong)", fontsize=7, loc="left")
-    figure.savefig(out, dpi=110)
+    save(figure, out)
     return out
 
 

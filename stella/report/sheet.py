@@ -11,21 +11,29 @@ from stella.clip import SAMPLE_RATE, Clip
 from stella.data.scenes import Scenes
 from stella.errors import plain
 from stella.media.encode import encode
-from stella.media.fbank import fbank
+from stella.media.fbank import LENGTH, SHIFT, fbank
+from stella.report.fonts import save
 
+LONGEST = 110  # characters of a title; of a longer name its end is shown
 SHEETS = (".png", ".jpg", ".pdf", ".svg")
 
 
-def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor | None = None) -> None:
+def contact_sheet(
+    clips: Sequence[Clip], path: Path, title: str, titles: Sequence[str] = (), times: Tensor | None = None
+) -> None:
     """Write a picture with a row for each clip: its frames with the sounding object outlined, and its spectrogram with
-    the events marked. `times` are those of the frames in seconds, if known."""
+    the events marked. `titles` stand above the rows (none: their classes). `times` are those of the frames in seconds,
+    if known."""
     from matplotlib.figure import Figure
 
     frames = len(clips[0].video)
-    figure = Figure(figsize=(1.45 * frames + 4.2, 1.72 * len(clips) + 0.5), layout="constrained")
+    tallest = max(clip.video.shape[-2] / clip.video.shape[-1] for clip in clips)
+    height = max(1.0, 1.45 * tallest) + 0.3  # with a line of text
+    figure = Figure(figsize=(1.45 * frames + 4.2, height * len(clips) + 0.5), layout="constrained")
     axes = figure.subplots(len(clips), frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)
-    figure.suptitle(plain(title), fontsize=11, parse_math=False)
-    for row, clip in zip(axes, clips, strict=True):
+    figure.suptitle(title, fontsize=11)
+    above = titles or [clip.labels.name or clip.id for clip in clips]
+    for row, clip, name in zip(axes, clips, above, strict=True):
         for i, axis in enumerate(row[:frames]):
             axis.imshow(clip.video[i].permute(1, 2, 0).numpy())
             if clip.labels.mask is not None and clip.labels.mask[i].any():
@@ -33,14 +41,18 @@ def contact_sheet(clips: Sequence[Clip], path: Path, title: str, times: Tensor |
             if times is not None:
                 axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
             axis.set(xticks=[], yticks=[])
-        row[0].set_title(plain(clip.labels.name or clip.id), fontsize=8, loc="left", parse_math=False)
+        shown = plain(name)
+        shown = shown if len(shown) <= LONGEST else f"…{shown[1 - LONGEST :]}"
+        place = {"xytext": (0, 4), "textcoords": "offset points", "fontsize": 8}
+        row[0].annotate(shown, (0, 1), xycoords="axes fraction", **place).set_in_layout(False)  # wider than its frame
         _spectrogram(row[frames], clip)
-    figure.savefig(path, dpi=110)
+    save(figure, path)
 
 
 def _spectrogram(axis: Any, clip: Clip) -> None:
     seconds = len(clip.audio) / SAMPLE_RATE
-    spec = fbank(clip.audio[None], frames=round(seconds * 100))[0]  # [time, mel]
+    steps = max(1, (len(clip.audio) - LENGTH) // SHIFT + 1)
+    spec = fbank(clip.audio[None], frames=steps)[0]  # [time, mel]
     axis.imshow(spec.T.numpy(), origin="lower", aspect="auto", extent=(0, seconds, 0, spec.shape[1]), cmap="magma")
     if clip.labels.events is not None:
         part = seconds / len(clip.labels.events)

@@ -2,10 +2,14 @@
 
 import io
 import re
-from collections.abc import Callable
+import warnings
+from base64 import b64encode
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import matplotlib
+import matplotlib.image
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
@@ -47,10 +51,21 @@ def new_figure(width: float, height: float, columns: int = 1, **more: Any) -> tu
     return figure, figure.subplots(1, columns, squeeze=False, gridspec_kw=more or None)[0]
 
 
+def heat_png(values: Sequence[Sequence[float]]) -> str:
+    """A map of values from 0 to 1 as a PNG in base64: warm and opaque where they are high. A browser smooths it."""
+    buffer, heat = io.BytesIO(), np.asarray(values, dtype=np.float64)
+    colours = matplotlib.colormaps["inferno"](0.25 + 0.75 * heat)  # [rows, columns, 4]
+    colours[..., 3] = 0.75 * heat
+    matplotlib.image.imsave(buffer, colours, format="png")
+    return b64encode(buffer.getvalue()).decode()
+
+
 def to_svg(figure: Any, label: str) -> Markup:
     """The figure as an `<svg>` element without matplotlib's ids and fixed size; safe to inline, texts are escaped."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():  # the browser draws the texts, in fonts of its own
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -26,7 +26,7 @@ CEILINGS = {  # lowest first
 
 def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None = None) -> Table:
     """A and F of each method over its finished runs, its slow weights below it; last, the ceilings."""
-    table = _table("Retrieval after the last task", "method")
+    table = new_table("Retrieval after the last task", "method")
     sizes = galleries(run for group in groups for run in group.runs)
     differ = len(sizes) > 1
     styles = {"runs": "dim", **({"gallery\n(chance)": ""} if differ else {}), "A ↑": "bold", "F ↓": ""}
@@ -51,7 +51,7 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
 
 def accuracy_table(run: RunRecord) -> Table:
     """acc(t, i) of one run and of its slow weights: a row after each task, a column for each task."""
-    table = _table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
+    table = new_table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
     for name in run.tasks:
         table.add_column(Text(plain(name)), justify="right", overflow="fold")
     for version in filter(None, (run, run.slow)):
@@ -69,7 +69,7 @@ def accuracy_table(run: RunRecord) -> Table:
 
 def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | None = None) -> Table:
     """R@1/5/10 of every task in both directions, and their mean."""
-    table = _table("Zero-shot retrieval", "task")
+    table = new_table("Zero-shot retrieval", "task")
     recall = evaluation["recall"]
     columns = [recall[direction][k] for direction in DIRECTIONS for k in recall[direction]]
     for direction, name in DIRECTIONS.items():
@@ -93,7 +93,7 @@ def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
     """What the matching module knows of each task: pairs, and where the sound comes from. None without a module."""
     if evaluation.get("avm_accuracy") is None:
         return None
-    table = _table("Matching module", "task")
+    table = new_table("Matching module", "task")
     columns = {
         "pairs %": ("avm_accuracy_by_task", ".1f"),
         "AUC": ("auc", ".2f"),
@@ -135,7 +135,7 @@ def named_ceilings(ceilings: Mapping[str, float]) -> dict[str, float]:
     return {name: ceilings[key] for key, name in CEILINGS.items() if key in ceilings}
 
 
-def _table(title: str, first: str) -> Table:
+def new_table(title: str, first: str) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         title=Text(f"\n{plain(title)}", "bold"),

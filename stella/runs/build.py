@@ -6,6 +6,8 @@ import torch
 
 from stella import methods
 from stella.config import build
+from stella.data.stream import StreamConfig
+from stella.data.tasks import Tasks
 from stella.errors import ConfigError, StellaError
 from stella.memory import bytes_per_clip, capacity_for
 from stella.methods import Method
@@ -15,8 +17,11 @@ from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import free_bytes
 
 
-def check(config: RunConfig, started: bool = False) -> None:
-    """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written."""
+def check(config: RunConfig, started: bool = False, unbounded: bool = False) -> None:
+    """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written.
+
+    Of a stream that is `unbounded`, as a learner's, the memory may be filled up.
+    """
     method = methods.find(config.method)
     if config.args and not fields(method.Config):
         unknown = ", ".join(f"args.{name}" for name in config.args)
@@ -29,7 +34,15 @@ def check(config: RunConfig, started: bool = False) -> None:
     device = machine(config.train).device
     if columns is not None:
         capacity = capacity_for(columns, clips=config.memory.clips, bytes=config.memory.bytes)
-        check_fits(capacity * bytes_per_clip(columns), "cpu" if config.memory.device == "cpu" else device)
+        place, each = "cpu" if config.memory.device == "cpu" else device, bytes_per_clip(columns)
+        if capacity * each > free_bytes(place) and not unbounded:  # the data may be fewer
+            capacity = min(capacity, passes(config.data.train_tasks(cache=False), config.stream))
+        check_fits(capacity * each, place)
+
+
+def passes(tasks: Tasks, stream: StreamConfig) -> int:
+    """How many clips a stream brings, each as often as it has epochs."""
+    return stream.epochs * sum(len(source) for _, source in tasks)
 
 
 def check_fits(memory: int, device: torch.device | str) -> None:
@@ -41,15 +54,18 @@ def check_fits(memory: int, device: torch.device | str) -> None:
         )
 
 
-def build_method(config: RunConfig, device: torch.device, initial: bool = True) -> Method:
-    """The method on its model, with `config.model.weights` if `initial`; other initial weights come from the seed."""
+def build_method(config: RunConfig, device: torch.device, initial: bool = True, most: int | None = None) -> Method:
+    """The method on its model, with `config.model.weights` if `initial`; other initial weights come from the seed.
+
+    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number).
+    """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         model = CAV(model_config(config)).to(device)
         file = config.model.weights if initial else None
         if file:
             weights.load_into(file, model)
-        method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed)
+        method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed, most)
         method = method.to(device)
         if file and method.avm is not None:
             weights.load_into(file, model, method.avm)

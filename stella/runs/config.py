@@ -6,10 +6,11 @@ from typing import Any
 
 from stella.config import build
 from stella.data.config import DataConfig
+from stella.data.lengths import ENOUGH
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError, StellaError
-from stella.media.inputs import Inputs
+from stella.media.inputs import PER_SECOND, Inputs, time_steps
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model import weights
 from stella.model.cav import CAVConfig, preset
@@ -95,6 +96,11 @@ def settle(config: RunConfig) -> RunConfig:
     if model.weights and Path(model.weights).exists():
         unset["weights"] = str(Path(model.weights).absolute())
     sized = replace(config, model=replace(model, **unset))
+    if (shown := inputs_of(sized).seconds) > max(data.duration / ENOUGH, time_steps(data.duration) / PER_SECOND):
+        raise ConfigError(
+            f"the model's spectrograms show {shown:g} s and the clips have {data.duration:g} s, so that the rest would "
+            f"be padding; leave out model.spec_frames, or set data.duration={shown:g}"
+        )
     c = model_config(sized)
     follows: dict[str, Any] = {"size": c.image_size, "spec_frames": c.spec_frames, "mels": c.mel_bins}
     follows["seed"] = config.seed

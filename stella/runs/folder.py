@@ -9,18 +9,19 @@ from stella.errors import StellaError
 from stella.files import Line, lock, read_json, read_lines, sweep
 
 
-def runs_below(folder: Path) -> "list[RunFolder]":
-    """All pre-training runs anywhere below a folder, sorted by path. Downstream runs have no method."""
+def runs_below(folder: Path, downstream: bool = False) -> "list[RunFolder]":
+    """All pre-training runs anywhere below a folder, or all `downstream` runs, sorted by path."""
     found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
-    return [run for run in found if run.environment.exists() and _has_method(run)]
+    return [run for run in found if run.environment.exists() and _is_downstream(run) == downstream]
 
 
-def _has_method(run: "RunFolder") -> bool:
-    """Whether it is a pre-training run; also true of a damaged one, which whoever reads it will tell."""
+def _is_downstream(run: "RunFolder") -> bool:
+    """Whether it has a downstream task and no method; false of a damaged one, which whoever reads it will tell."""
     try:
-        return "method" in run.read_config()
+        config = run.read_config()
+        return "task" in config and "method" not in config
     except StellaError:
-        return True
+        return False
 
 
 class RunFolder:
@@ -37,6 +38,7 @@ class RunFolder:
         self.speed = self.root / "speed.jsonl"
         self.skipped = self.root / "skipped.jsonl"
         self.clips = self.root / "clips.csv"  # of runs on files
+        self.examples = self.root / "examples.json"  # pictures for the page
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"
         self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema

@@ -6,6 +6,7 @@ interrupts is repeated with the same outcome.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,26 @@ from rich.console import Console
 
 from stella.config import build, merged, overridden, to_tree
 from stella.data.config import DataConfig
+from stella.data.lengths import too_short
 from stella.data.skipped import in_words
-from stella.data.stream import Stream
+from stella.data.stream import Stream, StreamConfig
 from stella.data.tasks import Tasks
 from stella.data.views import join
 from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
+from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
-from stella.files import explain_full_disk, write_bytes
+from stella.evaluate.retrieval import Embeddings
+from stella.files import explain_full_disk, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
-from stella.runs.build import build_method, check
+from stella.runs.build import build_method, check, passes
 from stella.runs.clips import keep_clips
 from stella.runs.config import RunConfig, inputs_of, machine, settle, stored_config
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
-from stella.runs.plan import plan
+from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
@@ -102,28 +106,38 @@ class Run(Training):
         return self.config.method
 
     def announced(self) -> list[str]:
-        memory, stream = self.method.memory, self.config.stream
-        return plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory)
+        memory, stream, data = self.method.memory, self.config.stream, self.config.data
+        with self.stop.at_once():
+            clips = join([source for _, source in self.tasks])
+            inputs = inputs_of(self.config)
+            short = too_short(clips, min(inputs.seconds, inputs.duration), stream.workers)
+        remarks = [*data.remarks(), *([short] if short else [])]
+        return plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory) + remarks
 
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(device))
+        self.method = build_method(config, device, initial, passes(self.tasks, config.stream))
         keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
-        self.method = build_method(config, device, initial)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         return Trainer(self.method, Stream(shown, config.stream, device, self.skipped), config.train, self.machine)
 
     def evaluate(self, due: int) -> None:
         with self.stop.at_once():
-            found = self._evaluate(self.method.eval_model, self.method.avm)
+            embeddings: list[Embeddings] = []
+            found = self._evaluate(self.method.eval_model, self.method.avm, embeddings)
             if self.trainer.slow is not None:
                 found["slow"] = self._evaluate(self.trainer.slow.model, None)
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
+        if task == len(self.tasks) - 1:
+            self._keep_examples(embeddings)
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
-        self.metrics.write(line | {"memory_by_task": self._memory_by_task()})
+        memory = self.method.memory
+        distinct = None if memory is None else memory.distinct
+        self.metrics.write(line | {"memory_by_task": self._memory_by_task(), "memory_distinct": distinct})
         self._keep_weights(task)
         self._report_evaluation(task, summary([line | {"task": 0}])["A"])
 
@@ -136,13 +150,22 @@ class Run(Training):
             method, inputs = self.method, inputs_of(self.config)
             write_bytes(path, weights.packed(method.eval_model, method.avm, extra, inputs, torch.float16))
 
-    def _evaluate(self, model: CAV, avm: AVM | None) -> dict[str, Any]:
+    def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
+        place = self.machine.device, self.config.seed, self.machine.autocast
+        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep)
+
+    @property
+    def _eval_stream(self) -> StreamConfig:
         workers = 0 if self.config.data.cached else self.config.stream.workers
-        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
-        machine = self.machine
-        return evaluate_tasks(
-            model, avm, self.eval_tasks, stream, machine.device, self.config.seed, machine.autocast, self.skipped
-        )
+        return replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
+
+    def _keep_examples(self, embeddings: list[Embeddings]) -> None:
+        """Pictures for the page. A run does without them if a clip is gone since, or PyAV is missing."""
+        machine, method = self.machine, self.method
+        with suppress(StellaError), self.stop.at_once():
+            place = machine.device, machine.autocast
+            found = examples(method.eval_model, method.avm, self.eval_tasks, embeddings, self._eval_stream, *place)
+            write_json(self.folder.examples, {"queries": found})
 
     def _report_evaluation(self, task: int, mean_recall: float) -> None:
         """One line per task, which stays on the terminal when the progress bar moves on."""
@@ -152,8 +175,9 @@ class Run(Training):
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
         steps = f", {counters.skipped} non-finite steps skipped" if counters.skipped else ""
         clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
+        held = f", memory holds {told(self.method.memory)}" if self.method.memory is not None and task >= 0 else ""
         self.display.say(
-            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{steps}{clips}"
+            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{held}{steps}{clips}"
         )
         if self.board:
             self.board.scalars({"mean recall": mean_recall}, counters.step)

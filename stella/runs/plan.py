@@ -8,6 +8,12 @@ FEW_STEPS = 100  # fewer teach a model next to nothing
 FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
 
 
+def told(memory: Memory) -> str:
+    """`2,000 clips`, or `2,000 clips, 812 of them distinct` where epochs brought some several times."""
+    held, distinct = len(memory), memory.distinct
+    return f"{held:,} clips" + (f", {distinct:,} of them distinct" if distinct < held else "")
+
+
 def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None) -> list[str]:
     """Clips, steps, epochs and memory; then what is too little to learn or to measure, with what to change."""
     sizes, judged = [len(source) for _, source in train], [len(source) for _, source in evaluation]
@@ -19,10 +25,10 @@ def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memo
         f"{stream.batch_size} clips, {epochs} of each task; evaluated on {sum(judged):,} other clips"
     ]
     if memory is not None:
-        held, size = min(memory.capacity, sum(sizes) * stream.epochs), memory.capacity * bytes_per_clip(memory.columns)
-        lines.append(f"rehearsal memory: {memory.capacity:,} clips in {size / 1e6:,.0f} MB")
-        if held < memory.capacity:
-            lines[-1] += f", of which this run can fill {held:,}"
+        size = memory.room * bytes_per_clip(memory.columns)
+        lines.append(f"rehearsal memory: {memory.room:,} clips in {size / 1e6:,.0f} MB")
+        if memory.room < memory.capacity:
+            lines[-1] += f": all that this run brings, {memory.capacity:,} were allowed"
     if steps < FEW_STEPS:
         epochs_needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
         smaller = max(1, stream.batch_size // 4)

@@ -124,7 +124,7 @@ def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
         (["args.beta=1"], r"second: unknown key args\.beta: er takes no arguments; leave it out"),
         (["method=stella", "args.betta=1"], r"second: unknown key args\.betta: did you mean args\.beta\?"),
         (["method=stela"], r"second: unknown method 'stela'; choose one of"),
-        (["memory.clips=1000000000"], r"second: the rehearsal memory would take .* free"),
+        (["memory.clips=1000000000", "stream.epochs=1000000000"], r"second: the rehearsal memory would take .* free"),
         (["memory.bytes=10"], r"second: the memory's size is given as clips=7 and bytes=10"),
         (["stream.size=64"], r"second: stream\.size=64 must be 32"),
         (["method=stella", "args.keep_ratio=0.1"], r"second: keep_ratio keeps .* set it above 0\.2"),

@@ -10,6 +10,7 @@ import numpy as np
 from stella.config import to_tree
 from stella.data.scenes import ScenesConfig
 from stella.runs.config import RunConfig, settle
+from stella.transfer.config import transfer_config
 
 TASKS = ("task1", "task2", "task3", "task4")
 KEEPS = {"finetune": 0.45, "er": 0.75, "derpp": 0.8, "stella": 0.84, "stella_plus": 0.88}  # of what was learnt
@@ -33,8 +34,38 @@ def write_run(
     (path / "config.json").write_text(json.dumps(config))
     (path / "environment.json").write_text(json.dumps(facts))
     _write_lines(path / "metrics.jsonl", _metrics(method, seed, finished, tasks, slow))
+    _write_examples(path, tasks, method.startswith("stella"))
     speed = [{"kind": "step", "step": s, "clips_per_second": 90.0 + s, "peak_bytes": 10**9 + s} for s in range(9)]
     _write_lines(path / "speed.jsonl", speed)
+    return path
+
+
+def _write_examples(path: Path, tasks: tuple[str, ...], heat: bool) -> None:
+    """Two queries: one finds its video at the second place, one does not."""
+
+    def shot(task: str, **more: Any) -> dict[str, Any]:
+        return {"task": task, "name": "bell", "picture": "/9j/", **more}
+
+    found = [[shot(tasks[0], right=place == right) for place in range(3)] for right in (1, 9)]
+    queries = [
+        shot(tasks[i], heat=[[0.0, 0.5], [1.0, 0.2]] if heat else None, rank=rank, of=96, found=found[i])
+        for i, rank in ((0, 2), (1, 17))
+    ]
+    (path / "examples.json").write_text(json.dumps({"queries": queries}))
+
+
+def write_downstream(path: Path, task: str, model: str, value: float | None, seed: int = 0) -> Path:
+    """The folder of a downstream run; unfinished without a value."""
+    path.mkdir(parents=True)
+    given = [f"seed={seed}", f"weights.source={model}"]
+    (path / "config.json").write_text(json.dumps(to_tree(transfer_config(task, None, given))))
+    facts = {"commit": "0123456789abcdef", "changed_files": 0, "gpu": None, "cores": 2, "processor": "x"}
+    (path / "environment.json").write_text(json.dumps(facts))
+    lines: list[dict[str, Any]] = [{"kind": "step", "step": 1}]
+    if value is not None:
+        end = {"kind": "end", "figure": "accuracy", "test": {"accuracy": value}, "validation": value, "best_epoch": 1}
+        lines.append(end | {"ceilings": {"chance": 4.2}, "parts": [180, 20, 60]})
+    _write_lines(path / "metrics.jsonl", lines)
     return path
 
 
@@ -98,6 +129,7 @@ def _evaluation(method: str, task: int, step: int, tasks: tuple[str, ...], rng: 
         else [0] * count
         if replays
         else None,
+        "memory_distinct": (1500 if seen else 0) if replays else None,
         "avm_accuracy": 50 + 8.5 * seen - seen**2 + rng.normal() if matches else None,
         "importance_ratio": (1.0 + 4 * seen + rng.gamma(2, 0.5 + seen, count)).tolist() if matches else None,
     }

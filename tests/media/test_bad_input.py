@@ -97,6 +97,19 @@ def test_truncated_mp4_without_its_index(tmp_path: Path, share: float) -> None:
     assert refused(path).reason in ("not a media file", "truncated file")
 
 
+@pytest.mark.parametrize(("suffix", "codec"), [("avi", "mpeg4"), ("wmv", "wmv2")])
+def test_a_cut_file_of_a_format_that_states_its_bytes_is_not_taken_for_a_short_one(
+    tmp_path: Path, suffix: str, codec: str
+) -> None:
+    """FFmpeg takes what is left of a cut AVI for its length, and says of a cut ASF that its length is unknown."""
+    noise = np.random.default_rng(0).integers(0, 256, (50, 48, 64, 3), dtype=np.uint8)
+    path = write(tmp_path / f"a.{suffix}", list(noise), tone(2, 16000), codec=codec, audio_codec="libmp3lame")
+    assert decode(path, PLAN).video.shape[0] == 4
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert refused(path).reason == "truncated file"
+    assert len(decode(path, Plan(0, 0.2, 2, 48, None)).audio) == 3200  # what it still holds
+
+
 def faststart(path: Path) -> Path:
     """A file whose index lies in front, of evenly filled seconds: what a broken download leaves is playable."""
     noise = torch.randint(0, 40, (3, 48, 64), generator=torch.Generator().manual_seed(0))

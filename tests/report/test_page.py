@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from helpers.run_files import write_run
+from helpers.run_files import write_downstream, write_run
+from typer.testing import CliRunner
 
+from stella.cli import app
 from stella.errors import StellaError
 from stella.evaluate.forgetting import mean_accuracy
 from stella.report import page as page_module
@@ -80,9 +82,9 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_page_is_well_formed_and_needs_nothing_else(page: str) -> None:
     outline = parse(page)
     for tag, attributes in outline.tags:
-        assert tag not in ("script", "link", "img", "iframe", "image")
+        assert tag not in ("script", "link", "iframe", "image")
         for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith("#")
+            assert re.match("#|data:image/(png|jpeg);base64,", attributes.get(name) or "#")
     assert "@import" not in page and not re.search(r"url\((?!#)", page)
 
 
@@ -127,9 +129,55 @@ def test_panels_appear_where_there_is_something_to_show(page: str) -> None:
     sections = {section[: section.index("<")]: section for section in page.split("<h2>")}
     loss, memory, gap = "Training loss", "What the memory holds", "How far apart audio and video are"
     importance, matching = "Does it look at the sounding object?", "Does it know which sound belongs to which video?"
-    assert headings(sections["Finetune"]) == ["What it remembers", loss, gap]
-    assert headings(sections["DER++"]) == ["What it remembers", loss, memory, gap]
-    assert headings(sections["STELLA+"]) == ["What it remembers", loss, memory, importance, matching, gap]
+    finds = "What its sounds find"
+    assert headings(sections["Finetune"]) == [finds, loss, gap]
+    assert headings(sections["DER++"]) == [finds, loss, memory, gap]
+    assert headings(sections["STELLA+"]) == [finds, loss, memory, importance, matching, gap]
+    together = re.findall(r"<h3>.*</span>(.*)</h3>", sections["What each method remembers"])
+    assert together == ["Finetune", "DER++", "STELLA+", "Multitask"]  # side by side
+
+
+def test_what_sounds_find_is_shown_with_the_right_video_marked(page: str) -> None:
+    """And with a heat map where there is a matching module."""
+    sections = {section[: section.index("<")]: section for section in page.split("<h2>")}
+    for name, maps in (("Finetune", 0), ("STELLA+", 2)):
+        queries = re.findall(r'<figure class="find">.*?</figure>', sections[name], re.DOTALL)
+        assert [len(re.findall('<span class="shot', query)) for query in queries] == [4, 4]
+        assert [query.count('class="shot right"') for query in queries] == [1, 0]
+        assert sections[name].count('class="over"') == maps
+        assert "task1, bell: its own video comes 2nd of 96" in words(queries[0])
+        assert "its own video comes 17th of 96" in words(queries[1])
+    assert "in warm colours" in sections["STELLA+"] and "in warm colours" not in sections["Finetune"]
+    assert "At the end it holds 2,000 clips, 1,500 of them distinct." in sections["STELLA+"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"), [(1, "is the first of"), (2, "comes 2nd"), (3, "comes 3rd"), (4, "comes 4th")]
+)
+def test_places_in_words(rank: int, said: str) -> None:
+    assert said in page_module._found(rank, 96)
+
+
+def test_downstream_runs_are_on_the_page_and_in_the_terminal(runs: list[Path], tmp_path: Path) -> None:
+    for seed, value in ((0, 40.0), (1, 44.0)):
+        write_downstream(tmp_path / "d" / f"classify-{seed}", "classify", f"{tmp_path}/stella_plus/seed-0", value, seed)
+    write_downstream(tmp_path / "d" / "random", "classify", "random:tiny", 5.0)
+    (tmp_path / "d" / "random" / "predictions.png").write_bytes(b"never shown")
+    write_downstream(tmp_path / "d" / "half", "segment", "base-tiny", None)
+    hurt = write_downstream(tmp_path / "d" / "hurt", "segment", "base-tiny", 1.0)
+    (hurt / "metrics.jsonl").write_text('{"kind": "end"}\n')
+    (tmp_path / "d" / "classify-0" / "predictions.png").write_bytes(b"picture")
+    out = tmp_path / "page.html"
+    for paths, method in (([tmp_path / "d"], False), ([tmp_path / "d", runs[0]], True)):
+        done = CliRunner().invoke(app, ["report", *map(str, paths), "--out", str(out)])
+        assert done.exit_code == 0, (done.output, done.exception)
+        text, page = words(out.read_text()), out.read_text()
+        assert "Downstream, classify: stella_plus/seed-0 reaches 42.0% (chance 4.2)." in text
+        assert "stella_plus/seed-0 head, frozen backbone 2 42.0 ± 2.8 60" in text
+        assert text.index("42.0 ± 2.8") < text.index("random:tiny") and ("Training loss" in text) == method
+        assert page.count("data:image/png;base64,cGljdHVyZQ==") == 1 and "bmV2ZXIgc2hvd24" not in page
+        assert "42.0 ± 2.8" in done.output and "left out:" in done.output and "not finished" in done.output
+        assert "hurt is damaged: its records do not fit together" in " ".join(done.output.split())
 
 
 def test_the_configuration_is_there_with_what_differs(page: str) -> None:
@@ -188,7 +236,7 @@ def test_runs_at_different_steps_share_a_page(tmp_path: Path) -> None:
                 line["importance_ratio"][1] = None  # a task without masks
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:keep]))
     page = write_page(paths, tmp_path / "page.html").read_text()
-    assert len(headings(page)) == 6 and page.count('<p class="note">') == 2
+    assert len(headings(page)) == 6 and "What its sounds find" in headings(page) and page.count('<p class="note">') == 2
     assert str(group(map(read_run, paths))[0].spread("A")) in page
 
 

@@ -19,9 +19,11 @@ from helpers.small import Noise, noise_tasks, outcome, quick, same, use_tasks
 from rich.console import Console
 
 from stella.clip import Batch, Clip
+from stella.data.scenes import ScenesConfig
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.experiments.results import row
+from stella.files import read_json
 from stella.methods import METHODS, Losses
 from stella.methods.finetune import Finetune
 from stella.model import weights
@@ -82,6 +84,7 @@ def test_every_method_runs_through(method: str, whole: Whole) -> None:
     assert [s["step"] for s in steps] == [2, 3, 4, 6, 8, 9]  # every second, and the last of a task
     assert steps[-1]["clips"] == 33
     assert steps[-1]["loss"] == pytest.approx(sum(steps[-1]["parts"].values()))
+    assert len(read_json(result.run / "examples.json")["queries"]) == 6
     [end] = lines(result.run, "end")
     assert end == result.end and end["A"] is not None and end["F"] is not None
     assert result.evaluations == evaluations
@@ -91,8 +94,22 @@ def test_the_memory_is_counted_by_task(tmp_path: Path, whole: Whole) -> None:
     all_held = pretrain(quick("er", "memory.clips=40", "memory.codec=dct"), tmp_path, console=QUIET)
     counts = [e["memory_by_task"] for e in all_held.evaluations]
     assert counts == [[0, 0, 0], [10, 0, 0], [10, 11, 0], [10, 11, 12]]
+    assert [e["memory_distinct"] for e in all_held.evaluations] == [0, 10, 21, 33]
     assert [sum(e["memory_by_task"]) for e in whole("er").evaluations] == [0, 7, 7, 7]
     assert {e["memory_by_task"] for e in whole("finetune").evaluations} == {None}
+
+
+def test_a_memory_holds_passes_and_no_more_than_the_stream_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs of ten clips are twenty passes, for which there is room, whatever the configuration allows."""
+    use_tasks(monkeypatch, noise_tasks(("one",)))
+    config, said = quick("er", "memory.clips=100000000", "stream.epochs=2"), io.StringIO()
+    monkeypatch.setattr(ScenesConfig, "train_tasks", lambda *_, **__: noise_tasks(("one",)))
+    done = pretrain(config, tmp_path, console=Console(file=said, width=300))
+    assert [(e["memory_by_task"], e["memory_distinct"]) for e in done.evaluations] == [([0], 0), ([20], 10)]
+    assert ": all that this run brings, 100,000,000 were allowed" in said.getvalue()
+    assert "memory holds 20 clips, 10 of them distinct" in said.getvalue()
 
 
 def test_a_joint_method_sees_all_tasks_shuffled_and_is_evaluated_at_its_end(
@@ -519,7 +536,7 @@ def test_tensorboard_gets_what_metrics_get_and_a_terminal_shows_it(
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """test_runner has the list of what is refused."""
     with pytest.raises(StellaError, match=r"GB.*free"):
-        pretrain(quick("er", "memory.clips=1000000000"), tmp_path / "run", console=QUIET)
+        pretrain(quick("er", "memory.clips=1000000000", "stream.epochs=1000000"), tmp_path / "run", console=QUIET)
     assert not (tmp_path / "run").exists()
 
 

@@ -11,7 +11,11 @@ from stella.runs.plan import plan
 def told(sizes: list[int], judged: int, batch: int, epochs: int, steps: int, capacity: int = 0) -> str:
     train: Any = [(f"t{i}", Noise(i, size)) for i, size in enumerate(sizes)]
     evaluation: Any = [(name, Noise(9, judged)) for name, _ in train]
-    memory = Memory({"x": Column(torch.uint8, (992,))}, capacity, torch.Generator()) if capacity else None
+    memory = (
+        Memory({"x": Column(torch.uint8, (992,))}, capacity, torch.Generator(), epochs * sum(sizes))
+        if capacity
+        else None
+    )
     return "\n".join(plan(train, evaluation, StreamConfig(batch_size=batch, epochs=epochs), steps, memory))
 
 
@@ -21,7 +25,7 @@ def test_a_plan_says_clips_steps_epochs_and_memory() -> None:
         "\nrehearsal memory: 1,000 clips in 1 MB"
     )
     assert "2 tasks, 2,010 clips (10 to 2,000 each): " in told([2000, 10], 240, 40, 1, 200)
-    assert told([50], 20, 1, 4, 200, 300).endswith("300 clips in 0 MB, of which this run can fill 200")
+    assert told([50], 20, 1, 4, 200, 300).endswith("200 clips in 0 MB: all that this run brings, 300 were allowed")
 
 
 def test_two_steps_for_seventy_videos_are_pointed_out_with_what_to_change() -> None:

@@ -14,8 +14,8 @@ from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES
 from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
 from stella.errors import ClipError, StellaError
-from stella.media.decode import Plan, decode
-from stella.media.inputs import PER_SECOND, Inputs, with_margin
+from stella.media.decode import Plan, decode, read_duration
+from stella.media.inputs import Inputs, time_steps, with_margin
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ArchiveConfig(SourceConfig):
         return ()
 
     def inputs(self) -> Inputs:
-        steps = round(self.duration * PER_SECOND)
-        return Inputs(self.duration, self.pixels, with_margin(self.pixels), self.frames, self.span, steps)
+        sizes = self.pixels, with_margin(self.pixels), self.frames, self.span
+        return Inputs(self.duration, *sizes, time_steps(self.duration))
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return [(ONLY_TASK, self.part("train"))]
@@ -107,6 +107,10 @@ class Videos:
 
     def location(self, index: int) -> str:
         return str(self.items[index].path)
+
+    def seconds(self, index: int) -> float | None:
+        whole = read_duration(self.items[index].path)
+        return None if whole is None else whole - self.items[index].start
 
 
 def heard(audio: Any, path: Path) -> Any:

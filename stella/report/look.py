@@ -1,0 +1,92 @@
+"""`stella look`: clips of one's own as they are decoded, and what is odd about them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stella.clip import Clip, Source, Timed, location_of
+from stella.data.archives.base import Item, Videos
+from stella.data.folder import Folder
+from stella.data.packed import HEADER, Packed
+from stella.data.shards import Shards
+from stella.data.tasks import recording_of
+from stella.errors import ClipError, skippable
+from stella.media.decode import Plan, read_duration
+
+PLAN = Plan(span=None)  # frames of the whole clip
+SILENT = 1e-3  # of full scale: -60 dB
+STILL = 1.0  # of 255, on average between the first frame and any other
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A clip that was decoded."""
+
+    name: str
+    clip: Clip
+    seconds: float | None  # of its file, or of what is stored of it
+
+    @property
+    def remarks(self) -> list[str]:
+        frames = self.clip.video.float()
+        still = len(frames) > 1 and float((frames - frames[0]).abs().mean((1, 2, 3)).max()) < STILL
+        silent = float(self.clip.audio.abs().max()) < SILENT
+        return [word for word, applies in {"silent": silent, "still picture": still}.items() if applies]
+
+    @property
+    def title(self) -> str:
+        label = [self.clip.labels.name] if self.clip.labels.name else []
+        length = [] if self.seconds is None else [f"{self.seconds:.1f} s"]
+        return " · ".join([self.name, *label, *length, *self.remarks])
+
+
+def open_any(src: Path, clips: int) -> Source:
+    """Videos or shards of a folder, packed arrays, or pieces of one file."""
+    if src.is_file():
+        return Videos([Item(name, src, start=start) for name, start in _pieces(src, clips)], PLAN)
+    if (src / HEADER).is_file():
+        return Packed(src)
+    return Shards(src, span=None) if src.is_dir() and any(src.glob("shard-*.tar")) else Folder(src, PLAN)
+
+
+def _pieces(file: Path, clips: int) -> Iterator[tuple[str, float]]:
+    """Clips spread over a file, named as `prepare --split` does."""
+    length = read_duration(file) or 0.0
+    whole = max(1, int(length // PLAN.duration))
+    for number in range(min(clips, whole)):
+        start = number * whole // min(clips, whole) * PLAN.duration
+        yield (f"{file.name}@{start:.3f}" if whole > 1 else file.name), start
+
+
+def look(source: Source, clips: int) -> Iterator[Seen | ClipError]:
+    """At most so many clips, spread over the source."""
+    tried = min(clips, len(source))
+    for index in (number * len(source) // tried for number in range(tried)):
+        try:
+            with skippable(location_of(source, index)):
+                clip = source[index]
+                seconds = source.seconds(index) if isinstance(source, Timed) else None
+                if isinstance(source, Videos) and seconds is not None:
+                    seconds += source.items[index].start
+        except ClipError as error:
+            yield error
+        else:
+            yield Seen(clip.id, clip, seconds)
+
+
+def told(seen: Sequence[Seen], source: Source) -> list[str]:
+    """Sentences about what is odd."""
+    lines = []
+    for what in ("silent", "still picture"):
+        if names := [each.name for each in seen if what in each.remarks]:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            lines.append(f"{len(names)} of {len(seen)} {what}: {shown}")
+    lengths = {recording_of(each.name): each.seconds or 0.0 for each in seen}
+    longer = {name: seconds for name, seconds in lengths.items() if seconds > 1.5 * PLAN.duration}
+    if longer and isinstance(source, Folder | Videos):
+        longest = max(longer, key=lambda name: longer[name])
+        lines.append(
+            f"{len(longer)} of {len(lengths)} files are longer than the {PLAN.duration:g} s of a clip ({longest}: "
+            f"{longer[longest]:,.0f} s): stella prepare --split cuts them into consecutive clips"
+        )
+    return lines
