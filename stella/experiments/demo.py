@@ -8,15 +8,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stella.clip import Clip
 from stella.data.scenes import TASKS, Scenes
 from stella.data.scenes.export import export
 from stella.embed import load
+from stella.embed.film import write_film
 from stella.experiments.recipe import run_config
 from stella.experiments.runner import run_all
+from stella.report.found import write_found
 from stella.report.page import write_page
 from stella.report.tables import accuracy_table, results_table
-from stella.report.use import Used
 from stella.runs.progress import say
 from stella.runs.record import ceilings, group, read_run
 from stella.search import Index
@@ -62,32 +62,31 @@ def demo(folder: Path, console: Console) -> int:
     )
     say(console, "One seed illustrates, it does not rank methods: results/README.md has five.", "dim")
     console.print()
-    uses = use(outcome.runs[-1], folder, console)
-    page = write_page(outcome.runs, folder / "report.html", uses)
-    say(console, f"All results, with plots and these searches as pictures: {page}")
+    page = write_page(outcome.runs, folder / "report.html")
+    use(outcome.runs[-1], folder, console)
+    say(console, f"All results, with plots and pictures of what each model finds: {page}")
     console.print("\n[bold]The same on your own folder[/]")
     for line in COMMANDS:
         say(console, f"  {line.format(run=outcome.runs[-1])}")
     return 0
 
 
-def use(run: Path, folder: Path, console: Console) -> list[Used]:
-    """Write films that no model has seen, make them searchable, and ask for three of them by their sound."""
-    films: dict[Path, Clip] = {}
-    for task in TASKS:
-        scenes = Scenes(task, "eval", FILMS, seed=1)
-        paths = export(scenes, folder / "videos")
-        films |= {path.resolve(): scenes[number] for number, path in enumerate(paths)}
+def use(run: Path, folder: Path, console: Console) -> None:
+    """Write films that no model has seen, ask for three of them by their sound, and show where one sound comes from."""
+    films = [
+        path.resolve() for task in TASKS for path in export(Scenes(task, "eval", FILMS, seed=1), folder / "videos")
+    ]
     index, model = Index(folder / "index"), load(run)
     index.update(folder / "videos", model=model)
-    asked = [path for number, path in enumerate(films) if number in {FILMS * task for task in ASKED}]
     console.print("[bold]What it is good for[/]")
     say(console, f"STELLA+ searches {len(films)} films that it has never seen, by a sound alone.")
-    uses = []
-    for path in asked:
-        hits = index.search(path, k=len(films), by="audio", model=model).hits
-        order = [hit.file.resolve() for hit in hits]
-        found = [(films[file], hit.score) for file, hit in zip(order[:3], hits[:3], strict=True)]
-        uses.append(Used(films[path], found, 1 + order.index(path), len(films), model.localise(path)))
-        say(console, f"  {uses[-1].sentence}")
-    return uses
+    for number, task in enumerate(ASKED, 1):
+        film, page = films[FILMS * task], folder / f"found-{number}.html"
+        found = index.search(film, k=len(films), by="audio", model=model)
+        rank = 1 + [hit.file.resolve() for hit in found.hits].index(film)
+        write_found(replace(found, hits=found.hits[:6]), page)
+        place = "comes first" if rank == 1 else f"is number {rank}"
+        say(console, f"  the sound of {film.parent.name}/{film.name}: its own film {place} of {len(films)} ({page})")
+    heat = folder / "heat.mp4"
+    write_film(model, model.localise(film), film, heat)
+    say(console, f"  where in the picture the last one comes from, as a film: {heat}")
