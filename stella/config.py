@@ -74,7 +74,12 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(old) + [k for k in new if k not in old]
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)]
-    return [] if old == new else [f"{path} was {old!r} and is now {new!r}"]
+    return [] if old == new else [f"{path} was {spelt(old)} and is now {spelt(new)}"]
+
+
+def spelt(value: Any) -> str:
+    """A value as it is written in a configuration: none, true, 'text'."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def merged(tree: Any, over: Any) -> Any:
@@ -110,7 +115,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        raise ConfigError(f"{path} must be one of {', '.join(map(repr, args))}, not {value!r}")
+        raise ConfigError(f"{path} must be one of {', '.join(map(repr, args))}, not {spelt(value)}")
     if origin is tuple and isinstance(value, list | tuple):
         kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(kinds) != len(value):

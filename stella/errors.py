@@ -57,7 +57,9 @@ def skippable(path: object) -> Iterator[None]:
         raise ClipError(path, "too much memory", "re-encode it, or allow a worker more memory") from error
     except Exception as error:
         what = " ".join(str(error).split())[:200]
-        raise ClipError(path, f"unforeseen {type(error).__name__}", f"{what}: leave it out and report this") from error
+        raise ClipError(
+            path, "unforeseen error", f"{what or 'no more is known'}: leave it out and report this"
+        ) from error
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:

@@ -81,16 +81,21 @@ class Folder:
         return Origin(self.files[index], self.files[index])
 
     def stamp(self, index: int) -> str:
-        try:
-            return f"{(self.root / self.files[index]).stat().st_size} bytes"
-        except OSError as error:
-            return str(error.strerror)
+        return size_of(self.root / self.files[index])
 
     def seconds(self, index: int) -> float | None:
         return read_duration(self.root / self.files[index])
 
     def labels(self, index: int) -> Labels:
         return self._labels.get(self.files[index], Labels())
+
+
+def size_of(path: Path) -> str:
+    """A file's bytes, or why they are not known."""
+    try:
+        return f"{path.stat().st_size} bytes"
+    except OSError as error:
+        return str(error.strerror)
 
 
 def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[str]:

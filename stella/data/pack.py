@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.clip import MIDDLE, Source, Stored, Windowed
+from stella.clip import MIDDLE, Source, Windowed
 from stella.config import differences
 from stella.data.chunk import Job, make, read_clip
 from stella.data.packed import ARRAYS, HEADER, SCALE, VERSION, Header, read_header
 from stella.data.prepare import Summary, progress_bar
 from stella.data.skipped import Skipped, in_words
-from stella.data.views import View
+from stella.data.views import stored_at
 from stella.data.workers import WORKER_GB, Tick
 from stella.errors import ClipError, StellaError
 from stella.files import Appended, Line, Lines, explain_full_disk, lock, read_lines, write_bytes, write_json
@@ -172,9 +172,7 @@ class _Cutter:
 
 def _id(source: Source, index: int) -> str | None:
     """The id of a clip. One that is not on a disk is made to learn it; None if it cannot be made."""
-    found = (
-        source.stored(index) if isinstance(source, View) else (source, index) if isinstance(source, Stored) else None
-    )
+    found = stored_at(source, index)
     try:
         return found[0].origin(found[1]).id if found else source[index].id
     except ClipError:

@@ -16,7 +16,7 @@ import torch
 
 from stella.clip import Device, Labels, Source, Stored, names_of
 from stella.data.downstream import Parts
-from stella.data.views import join, part
+from stella.data.views import View, join, part
 from stella.errors import ConfigError, StellaError
 from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.rng import generator
@@ -102,10 +102,29 @@ class SourceConfig(ABC):
                 "that has (stella transfer --help)"
             )
         train, test = (join([source for _, source in tasks]) for tasks in (self.train_tasks(), self.eval_tasks()))
-        order = torch.randperm(len(train), generator=generator(self.seed, "validation clips")).tolist()
-        held, kept = sorted(order[: max(1, len(order) // 10)]), sorted(order[max(1, len(order) // 10) :])
+        held, kept = self._validation(train)
         classes = class_names(train) if task == "classify" else ()
         return Parts(part(train, kept), part(train, held), test, classes)
+
+    def _validation(self, train: View) -> tuple[list[int], list[int]]:
+        """A tenth of the recordings, chosen by their names, or of clips that have none; and the other clips."""
+        found = [train.stored(index) for index in range(len(train))]
+        names = [each[0].origin(each[1]).recording if each else None for each in found]
+        ranked = sorted(
+            {name for name in names if name}, key=lambda name: (place(self.seed, f"validation {name}"), name)
+        )
+        if None in names or len(ranked) < 2:
+            order = torch.randperm(len(train), generator=generator(self.seed, "validation clips")).tolist()
+            return sorted(order[: max(1, len(order) // 10)]), sorted(order[max(1, len(order) // 10) :])
+        chosen = set(ranked[: max(1, len(ranked) // 10)])
+        held = [index for index, name in enumerate(names) if name in chosen]
+        return held, [index for index, name in enumerate(names) if name not in chosen]
+
+
+def place(seed: int, name: str) -> float:
+    """A number in [0, 1) that depends on these two alone."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(errors="surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
 
 
 def class_names(source: Source) -> tuple[str, ...]:
@@ -214,7 +233,7 @@ class FilesConfig(SourceConfig):
 
     def _split(self, name: str, source: Files, clips: list[int]) -> tuple[list[int], list[int]]:
         """The clips of a task to train on, and those to evaluate on."""
-        places = {index: self._place(source.origin(index).recording) for index in clips}
+        places = {index: place(self.seed, source.origin(index).recording) for index in clips}
         held_out = sorted((i for i in clips if places[i] < self.eval_share), key=lambda i: (places[i], i))
         if len(held_out) < 2 or len(held_out) == len(clips):
             third = sorted(places.values())[min(10, len(clips) // 3)]  # holds out ten, or a third of fewer than 30
@@ -223,11 +242,6 @@ class FilesConfig(SourceConfig):
                 f"set data.eval_share={math.ceil(100 * third) / 100}, or give others with data.eval_path=FOLDER"
             )
         return [index for index in clips if places[index] >= self.eval_share], sorted(held_out[: self.eval_clips])
-
-    def _place(self, recording: str) -> float:
-        """A number in [0, 1) that depends on the recording's name and data.seed alone."""
-        digest = hashlib.blake2b(f"{self.seed} {recording}".encode(errors="surrogateescape"), digest_size=8).digest()
-        return int.from_bytes(digest) / 2**64
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,13 @@ def view(sources: Sequence[Source], clips: Sequence[tuple[int, int]]) -> View:
     return (BatchView if all(isinstance(source, BatchSource) for source in sources) else View)(sources, clips)
 
 
+def stored_at(source: Source, index: int) -> tuple[Stored, int] | None:
+    """The source on a disk that holds a clip, and its index there; None if it is not on a disk."""
+    if isinstance(source, View):
+        return source.stored(index)
+    return (source, index) if isinstance(source, Stored) else None
+
+
 def has_windows(source: Source) -> bool:
     """Whether the frames of a source's clips can come from several windows."""
     return all(map(has_windows, source.sources)) if isinstance(source, View) else isinstance(source, Windowed)

@@ -43,6 +43,7 @@ def render(home: Home) -> str:
         curves=_curves(shown) if any(record["gallery"] > 1 for record in shown) else None,
         memory=_memory(last["memory"], shown) if last and last["memory"] else None,
         sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
+        held=_held(last["memory"]) if last and last["memory"] else "",
         worst=[_picture(home, each) for each in (last["worst"] if last else [])],
         rows=[_row(record) for record in reversed(shown[-SHOWN:])],
         more=max(0, len(shown) - SHOWN),
@@ -105,6 +106,11 @@ def _curves(history: Sequence[Line]) -> Markup:
         axis.set_xticks([date2num(tick) for tick in ticks], [tick.strftime(style) for tick in ticks])
         axis.grid(axis="y")
     return to_svg(figure, "accuracy and forgetting over time")
+
+
+def _held(memory: dict[str, Any]) -> str:
+    held, distinct = sum(memory["rounds"]), memory.get("distinct")
+    return f"{held:,} clips" + (f", {distinct:,} of them distinct." if distinct else ".")
 
 
 @styled

@@ -218,7 +218,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         if "inputs" in header:
             build(Inputs, header["inputs"])
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise WeightsError(f"{path} has a damaged header ({error!r}); copy or export it again") from error
+        raise WeightsError(f"{path} has a damaged header ({error}); copy or export it again") from error
     return header
 
 
@@ -292,7 +292,7 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
             tree = tree[key]
     state = {k: v for k, v in tree.items() if isinstance(v, Tensor)} if isinstance(tree, dict) else {}
     if not state:
-        raise WeightsError(f"{path} holds no named tensors but {type(tree).__name__}; save a model's state_dict")
+        raise WeightsError(f"{path} holds no named tensors; save a model's state_dict")
     return state, {}
 
 

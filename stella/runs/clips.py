@@ -1,11 +1,14 @@
 """The list of a run's clips on a disk, `clips.csv`: a resumed run must find the clips that it was started with."""
 
 import csv
+import hashlib
 import io
+import json
 from pathlib import Path
 
+from stella.clip import Source
 from stella.data.tasks import Tasks
-from stella.data.views import View
+from stella.data.views import stored_at
 from stella.errors import StellaError
 from stella.files import write_bytes
 
@@ -37,12 +40,17 @@ def keep_clips(path: Path, train: Tasks, evaluation: Tasks) -> None:
         )
 
 
+def fingerprint(source: Source) -> str:
+    """A text that changes with the clips of a source on a disk."""
+    text = json.dumps(_rows("", [("", source)])).encode(errors="surrogateescape")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
 def _rows(kind: str, tasks: Tasks) -> list[list[str]]:
     rows = []
     for task, source in tasks:
         for index in range(len(source)):
-            found = source.stored(index) if isinstance(source, View) else None
-            if found:
+            if found := stored_at(source, index):
                 stored, inside = found
                 rows.append([kind, task, stored.origin(inside).id, stored.stamp(inside)])
     return rows

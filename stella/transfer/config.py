@@ -112,7 +112,8 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
 
 def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfig:
     """The configuration with what follows from the model: sizes of the data and the stream, and the file's digest."""
-    model, data = loaded.model.config, config.data.following(loaded.inputs)
+    model, data, source = loaded.model.config, config.data.absolute().following(loaded.inputs), config.weights.source
+    source = str(Path(source).absolute()) if Path(source).exists() else source
     frames = data.inputs().frames
     if frames != model.frames:
         raise ConfigError(f"the clips have {frames} frames and the model takes {model.frames}; set data.frames")
@@ -124,14 +125,24 @@ def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfi
         seed=config.seed,
         workers=max(config.data.least_workers, config.stream.workers),
     )
-    return replace(config, data=data, stream=stream, weights=replace(config.weights, digest=digest))
+    return replace(config, data=data, stream=stream, weights=replace(config.weights, source=source, digest=digest))
 
 
-def features_key(config: TransferConfig, part: str) -> str:
-    """A name for what the features of a part depend on."""
+def features_key(config: TransferConfig, part: str, clips: str) -> str:
+    """A name for what the features of a part depend on; `clips` is the fingerprint of its clips."""
     s, own = config.stream, config.views if part == "train" else 1
     drawn = config.seed if s.augment or not config.weights.digest else None  # crops, or random weights
-    facts = [config.task, to_tree(config.weights), to_tree(config.data), s.size, s.spec_frames, s.augment, own, drawn]
+    facts = [
+        config.task,
+        to_tree(config.weights),
+        to_tree(config.data),
+        s.size,
+        s.spec_frames,
+        s.augment,
+        own,
+        drawn,
+        clips,
+    ]
     return f"{config.task}-{part}-{seed_for(json.dumps(facts)):016x}"
 
 

@@ -26,6 +26,7 @@ from stella.errors import ConfigError, StellaError
 from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
+from stella.runs.clips import fingerprint, keep_clips
 from stella.runs.config import machine
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
@@ -98,6 +99,8 @@ class TransferRun(Training):
     ) -> None:
         self.config, self.loaded = config, loaded
         self.parts: Parts = config.data.downstream(config.task)
+        named = {name: getattr(self.parts, name) for name in ("train", "validation", "test")}
+        keep_clips(folder.clips, [("train", named.pop("train"))], list(named.items()))
         self.tables: dict[str, Table] = {}
         place = machine(config.train)
         super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))
@@ -142,7 +145,7 @@ class TransferRun(Training):
                     return self.task.columns_of(batch, source)
 
             shared = config.features is not None
-            name = features_key(config, part) if shared else part
+            name = features_key(config, part, fingerprint(source)) if shared else part
             folder = Path(config.features or self.folder.root / "features") / name
             if shared:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -332,6 +332,11 @@ def test_box_masks_by_hand() -> None:
     assert box_mask([(0.9, 0.9, 0.1, 0.1)], 4, 4).sum() == 0  # corners exchanged
 
 
+def test_an_archive_means_the_same_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert data_config({"source": "ave", "path": "mine"}).absolute().path == str(tmp_path / "mine")  # type: ignore[union-attr]
+
+
 def test_archives_are_sources_of_the_configuration() -> None:
     assert isinstance(data_config({"source": "ave", "path": "x"}), AVEConfig)
     with pytest.raises(StellaError, match="needs your copy of it"):

@@ -75,6 +75,7 @@ def test_every_clip_is_learnt_or_set_aside_once(three: Path, sources: list[str])
     assert all(plan.held and plan.train for plan in home.plans())
     memory = state(three)["trainer"]["memory"]["rows"]["id"]
     assert len(memory) == 7 and sum(home.history()[-1]["memory"]["rounds"]) == 7
+    assert home.history()[-1]["memory"]["distinct"] == len(set(memory.tolist()))
     assert int(memory.max()) < sum(plan.clips for plan in home.plans())
     before = (three / "current").readlink()
     assert learn(three, sources, console=quiet()).rounds == []

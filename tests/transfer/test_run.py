@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from stella.data.config import data_config
+from stella.data.pack import pack
+from stella.data.scenes import Scenes
 from stella.errors import StellaError
-from stella.files import read_lines
+from stella.files import read_json, read_lines
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
@@ -208,6 +211,32 @@ def test_a_killed_run_ends_as_if_it_had_not_been(task: str, file: Path, tmp_path
         2,
         3,
     ]
+
+
+def test_a_run_on_files_means_the_same_from_elsewhere_and_refuses_other_clips(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are stored as what they meant; clips that were exchanged are named."""
+    sizes: dict[str, Any] = {"pixels": 32, "spec_frames": 64, "size": 36, "workers": 0, "progress": False}
+    pack(Scenes("task1", "train", 24), tmp_path / "clips", **sizes)
+    monkeypatch.chdir(tmp_path)
+    data = ["data.source=packed", "data.path=clips", "data.eval_share=0.4", "stream.epochs=1", "train.device=cpu"]
+    weight_file = os.path.relpath(file, tmp_path)
+    config = transfer_config("retrieval", None, [f"weights.source={weight_file}", *data])
+    console = Console(file=io.StringIO())
+    assert transfer(config, tmp_path / "run", console=console).finished
+    stored = read_json(tmp_path / "run" / "config.json")
+    assert stored["data"]["path"] == str(tmp_path / "clips")
+    assert Path(stored["weights"]["source"]).is_absolute() and file.samefile(stored["weights"]["source"])
+    monkeypatch.chdir("/")
+    assert resume(tmp_path / "run", console=console).finished
+    (tmp_path / "run" / "metrics.jsonl").unlink()  # as if it had been killed early
+    for path in (tmp_path / "run" / "checkpoints", tmp_path / "run" / "speed.jsonl"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(tmp_path / "clips")
+    pack(Scenes("task2", "train", 24), tmp_path / "clips", **sizes)
+    with pytest.raises(StellaError, match="the clips are not those that this run was started with"):
+        resume(tmp_path / "run", console=console)
 
 
 def test_a_finished_run_is_not_done_again(file: Path, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from stella.clip import MIDDLE, Clip, Device, Labels, Source
+from stella.clip import MIDDLE, Clip, Device, Labels, Origin, Source
 from stella.data.downstream import Parts
-from stella.data.folder import VIDEO_SUFFIXES
+from stella.data.folder import VIDEO_SUFFIXES, size_of
 from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode, read_duration
@@ -36,6 +36,9 @@ class ArchiveConfig(SourceConfig):
         self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
         if not self.path:
             raise StellaError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
+
+    def absolute(self) -> Self:
+        return replace(self, path=str(Path(self.path).absolute()))
 
     @property
     def root(self) -> Path:
@@ -107,6 +110,12 @@ class Videos:
 
     def location(self, index: int) -> str:
         return str(self.items[index].path)
+
+    def origin(self, index: int) -> Origin:
+        return Origin(self.items[index].id, str(self.items[index].path))
+
+    def stamp(self, index: int) -> str:
+        return size_of(self.items[index].path)
 
     def seconds(self, index: int) -> float | None:
         whole = read_duration(self.items[index].path)

@@ -78,7 +78,7 @@ class VGGSSConfig(ArchiveConfig):
             }
         except (KeyError, TypeError, ValueError) as error:
             raise StellaError(
-                f"vggss.json in {self.root} has an item without file, class or bbox ({error!r})"
+                f"vggss.json in {self.root} has an item without file, class or bbox ({error}); fetch it again"
             ) from error
 
     def remarks(self) -> list[str]:
