@@ -170,6 +170,7 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
     device = str(machine(first.train).device)
     clips = render("train", first.data.clips, first.data.seed, device)
     gallery = Gallery(max(960, first.data.eval_clips), first.data.eval_clips, first.data.seed, device)
+    torch.cuda.empty_cache()  # several processes share the GPU
     claims = Path(f"{out}.claims")
     claims.mkdir(parents=True, exist_ok=True)
     while True:

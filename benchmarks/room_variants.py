@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from draft import Draft
 from torch import Tensor
 
 from stella import losses, selection
@@ -185,4 +186,5 @@ def register() -> None:
         target_chosen=TargetChosen,
         patch_memory=PatchMemory,
         derpp_same_mask=SameMask,
+        draft=Draft,
     )
