@@ -2,7 +2,7 @@
 they are contrasted with. Development alone; `room_variants.register` adds them for this process."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,15 @@ from stella import codec, selection
 from stella.clip import Batch
 from stella.memory import Column, MemoryBatch
 from stella.methods.base import Losses, Method, ObjectiveConfig, check_kept
-from stella.model.cav import CAVConfig, Patches
+from stella.model.cav import CAV, CAVConfig, Patches
 from stella.model.slow import SlowWeights
 
 
 @dataclass(frozen=True)
 class DraftConfig:
     keep: float = 0.5  # share of the patches stored, and trained on
-    keep_now: float | None = None  # of the current clips; none: keep
+    past: Literal["all", "contrast"] = "all"  # contrast: drawn clips are contrasted, not reconstructed
+    seen: float | None = None  # share of the patches of drawn clips that the encoders see; none: as of current ones
     draws: float = 1.0  # clips drawn for each current clip
     bank: bool = False  # stored outputs of all of memory are negatives
     near: float = 0.0  # sharpness of the draw around anchors; 0: uniform
@@ -97,6 +98,8 @@ class Draft(Method):
         a, v = self.some(a, c.keep), self.some(v, c.keep)
         kept = {"patches_a": a.values, "patches_v": v.values, "positions_a": a.positions, "positions_v": v.positions}
         ids = batch.ids
+        if c.past == "contrast":
+            return self.contrast_only(a, v, batch, drawn, kept)
         if drawn is not None:
             a = Patches.cat([a, Patches(drawn["patches_a"], drawn["positions_a"].long())])
             v = Patches.cat([v, Patches(drawn["patches_v"], drawn["positions_v"].long())])
@@ -125,6 +128,43 @@ class Draft(Method):
         return DraftLosses(
             parts, kept | {k: x[: len(batch)] for k, x in z.items()}, drawn.slots if drawn is not None else None, again
         )
+
+    def contrast_only(
+        self, a: Patches, v: Patches, batch: Batch, drawn: MemoryBatch | None, kept: dict[str, Tensor]
+    ) -> Losses:
+        c, model = self.config, self.model
+        splits = self.splits(a, v)
+        out = model.pretrain(a, v, *splits)
+        z_a, z_v, ids, t = out.z_a, out.z_v, batch.ids, None
+        seen_a, seen_v = a.take(splits[0].visible), v.take(splits[1].visible)
+        if c.teach:
+            t = [z.detach() for z in self.outputs(self.slow.model, seen_a, seen_v)]
+        if drawn is not None:
+            a = Patches(drawn["patches_a"], drawn["positions_a"].long())
+            v = Patches(drawn["patches_v"], drawn["positions_v"].long())
+            counts = [selection.visible(n, self.objective.mask_ratio) for n in (model.config.patches_a, model.config.patches_v)]
+            if c.seen:
+                counts = [int(c.seen * n) for n in (model.config.patches_a, model.config.patches_v)]
+            seen_a, seen_v = self.first(a, counts[0]), self.first(v, counts[1])
+            past_a, past_v = self.outputs(model, seen_a, seen_v)
+            z_a, z_v = torch.cat([z_a, past_a]), torch.cat([z_v, past_v])
+            ids = torch.cat([ids, drawn.ids])
+            if c.teach:
+                t = [torch.cat([x, y.detach()]) for x, y in zip(t, self.outputs(self.slow.model, seen_a, seen_v))]
+        parts = {name: part.mean() for name, part in self.recon_parts(out).items()}
+        parts["contrastive"] = self.objective.contrast_weight * self.contrast(z_a, z_v, ids).mean()
+        if c.teach:
+            parts["teach"] = self.objective.contrast_weight * c.teach * self.taught(z_a, z_v, *t).mean()
+        return DraftLosses(parts, kept)
+
+    def first(self, patches: Patches, count: int) -> Patches:
+        noise = selection.uniform(*patches.positions.shape, generator=self.generators["mask"])
+        return patches.take(selection.random_order(noise)[:, :count])
+
+    @staticmethod
+    def outputs(model: CAV, a: Patches, v: Patches) -> tuple[Tensor, Tensor]:
+        z_a = model.pool(model.fuse_a(model.encode_a(a), a.positions))
+        return z_a, model.pool(model.fuse_v(model.encode_v(v), v.positions))
 
     def contrast(self, z_a: Tensor, z_v: Tensor, ids: Tensor) -> Tensor:
         with torch.autocast(z_a.device.type, enabled=False):
@@ -156,6 +196,3 @@ class Draft(Method):
             self.memory.update(losses.slots, **losses.again)
         self.memory.add(batch.ids, **losses.rows)
 
-
-class DraftWhole(Draft):
-    """Current clips whole, in a pass of their own."""
