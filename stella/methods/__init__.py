@@ -1,6 +1,6 @@
 """The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
-Tables and plots use this order: the paper's, with the lower bound first and the upper bound last. `initial` makes the
+Tables and plots use this order: the paper's, our own Chorus, with the lower bound first and the upper bound last. `initial` makes the
 weights that the others start from.
 """
 
@@ -33,6 +33,7 @@ FOUND_IN = {  # file and class
     "mats": "ablations.MATS",
     "stella": "stella.STELLA",
     "stella_plus": "stella_plus.STELLAPlus",
+    "chorus": "chorus.Chorus",
     "multitask": "multitask.Multitask",
 }
 
