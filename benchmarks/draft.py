@@ -1,5 +1,8 @@
-"""Drafts of a rehearsal method: a memory of random patches, how many clips are drawn from it, which, and what else
-they are contrasted with. Development alone; `room_variants.register` adds them for this process."""
+"""Drafts on the way to Chorus (`stella/methods/chorus.py`), most of them dead ends; results/chorus has what they gave.
+
+A memory of random patches; how many clips are drawn from it, which ones, and what else they are contrasted with.
+`room_variants.register` adds them for this process.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella import codec, selection
+from stella import losses, selection
 from stella.clip import Batch
 from stella.memory import Column, MemoryBatch
-from stella.methods.base import Losses, Method, ObjectiveConfig, check_kept
+from stella.methods.base import (
+    Losses,
+    Method,
+    ObjectiveConfig,
+    check_kept,
+    drawn_patches,
+    patch_columns,
+    patch_rows,
+)
 from stella.model.cav import CAV, CAVConfig, Patches
 from stella.model.slow import SlowWeights
 
@@ -50,14 +61,7 @@ class Draft(Method):
 
     @classmethod
     def columns(cls, model: CAVConfig, config: DraftConfig) -> dict[str, Column]:
-        side = model.patch_size
-        ka, kv = (selection.kappa(n, config.keep) for n in (model.patches_a, model.patches_v))
-        rows = {
-            "patches_a": Column(torch.float16, (ka, side**2), codec.patches(ka, side, 1)),
-            "patches_v": Column(torch.uint8, (kv, 3 * side**2), codec.patches(kv, side, 3)),
-            "positions_a": Column(torch.int16, (ka,)),
-            "positions_v": Column(torch.int16, (kv,)),
-        }
+        rows = patch_columns(model, *(selection.kappa(n, config.keep) for n in (model.patches_a, model.patches_v)))
         if config.bank or config.near:
             rows |= {"z_a": Column(torch.float16, (model.dim,)), "z_v": Column(torch.float16, (model.dim,))}
         return rows
@@ -96,13 +100,13 @@ class Draft(Method):
         drawn = self.near(n) if c.near else self.memory.draw(n, to=self.device)
         a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
         a, v = self.some(a, c.keep), self.some(v, c.keep)
-        kept = {"patches_a": a.values, "patches_v": v.values, "positions_a": a.positions, "positions_v": v.positions}
+        kept = patch_rows(a, v)
         ids = batch.ids
         if c.past == "contrast":
             return self.contrast_only(a, v, batch, drawn, kept)
         if drawn is not None:
-            a = Patches.cat([a, Patches(drawn["patches_a"], drawn["positions_a"].long())])
-            v = Patches.cat([v, Patches(drawn["patches_v"], drawn["positions_v"].long())])
+            past_a, past_v = drawn_patches(drawn)
+            a, v = Patches.cat([a, past_a]), Patches.cat([v, past_v])
             ids = torch.cat([ids, drawn.ids])
         splits = self.splits(a, v)
         out = self.model.pretrain(a, v, *splits)
@@ -111,16 +115,16 @@ class Draft(Method):
         if c.teach or c.mse:
             with torch.no_grad():
                 seen_a, seen_v = a.take(splits[0].visible), v.take(splits[1].visible)
-                slow = self.slow.model
-                t_a = slow.pool(slow.fuse_a(slow.encode_a(seen_a), seen_a.positions))
-                t_v = slow.pool(slow.fuse_v(slow.encode_v(seen_v), seen_v.positions))
+                t_a, t_v = self.outputs(self.slow.model, seen_a, seen_v)
             if c.teach:
                 taught = self.taught(out.z_a, out.z_v, t_a, t_v)
                 parts["teach"] = self.objective.contrast_weight * c.teach * taught.mean()
             if c.mse:
-                past = slice(len(batch), None) if drawn is not None else slice(0, 0)
-                d = (out.z_a[past] - t_a[past]).square().mean(1).sum() + (out.z_v[past] - t_v[past]).square().mean(1).sum()
-                parts["mse"] = c.mse * d / max(1, len(ids) - len(batch))
+                now = len(batch)
+                apart = losses.feature_penalty(out.z_a[now:], t_a[now:]) + losses.feature_penalty(
+                    out.z_v[now:], t_v[now:]
+                )
+                parts["mse"] = c.mse * apart.sum() / max(1, len(ids) - now)
         if not (c.bank or c.near):
             return DraftLosses(parts, kept)
         z = {"z_a": out.z_a.detach(), "z_v": out.z_v.detach()}
@@ -140,17 +144,18 @@ class Draft(Method):
         if c.teach:
             t = [z.detach() for z in self.outputs(self.slow.model, seen_a, seen_v)]
         if drawn is not None:
-            a = Patches(drawn["patches_a"], drawn["positions_a"].long())
-            v = Patches(drawn["patches_v"], drawn["positions_v"].long())
-            counts = [selection.visible(n, self.objective.mask_ratio) for n in (model.config.patches_a, model.config.patches_v)]
-            if c.seen:
-                counts = [int(c.seen * n) for n in (model.config.patches_a, model.config.patches_v)]
+            a, v = drawn_patches(drawn)
+            share = c.seen or 1 - self.objective.mask_ratio
+            counts = [int(share * n) for n in (model.config.patches_a, model.config.patches_v)]
             seen_a, seen_v = self.first(a, counts[0]), self.first(v, counts[1])
             past_a, past_v = self.outputs(model, seen_a, seen_v)
             z_a, z_v = torch.cat([z_a, past_a]), torch.cat([z_v, past_v])
             ids = torch.cat([ids, drawn.ids])
             if c.teach:
-                t = [torch.cat([x, y.detach()]) for x, y in zip(t, self.outputs(self.slow.model, seen_a, seen_v))]
+                t = [
+                    torch.cat([x, y.detach()])
+                    for x, y in zip(t, self.outputs(self.slow.model, seen_a, seen_v), strict=True)
+                ]
         parts = {name: part.mean() for name, part in self.recon_parts(out).items()}
         parts["contrastive"] = self.objective.contrast_weight * self.contrast(z_a, z_v, ids).mean()
         if c.teach:
@@ -163,8 +168,7 @@ class Draft(Method):
 
     @staticmethod
     def outputs(model: CAV, a: Patches, v: Patches) -> tuple[Tensor, Tensor]:
-        z_a = model.pool(model.fuse_a(model.encode_a(a), a.positions))
-        return z_a, model.pool(model.fuse_v(model.encode_v(v), v.positions))
+        return model.pooled_a(a), model.pooled_v(v)
 
     def contrast(self, z_a: Tensor, z_v: Tensor, ids: Tensor) -> Tensor:
         with torch.autocast(z_a.device.type, enabled=False):
@@ -194,5 +198,4 @@ class Draft(Method):
     def after_batch(self, batch: Batch, losses: Losses) -> None:
         if losses.slots is not None and self.config.refresh:
             self.memory.update(losses.slots, **losses.again)
-        self.memory.add(batch.ids, **losses.rows)
-
+        super().after_batch(batch, losses)
