@@ -1,4 +1,4 @@
-"""Which method is better, over seeds that all of them share: mean ranks with confidence, and agreement with an order."""
+"""Which method is better, over seeds that all share: mean ranks with confidence, and agreement with an order."""
 
 import math
 from collections.abc import Mapping, Sequence
