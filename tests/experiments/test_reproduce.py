@@ -171,7 +171,7 @@ def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
     assert re.search(r"ER +2 +12\.0 ± 2\.8 +1\.0 ± 0\.0 +11\.18, 10\.33 +7\.68, 8\.06", original)
     assert re.search(r"Multitask +1 +20\.0 +– +18\.55, 19\.80 +–", original)
     assert re.search(r"STELLA\+\+ +0 +– +– +17\.01, 16\.62 +3\.20, 3\.27", original)
-    assert re.search(r"class alone +8\.9", original)
+    assert re.search(r"class alone +2\.2", original)
     assert re.search(r"ER +1 +3\.0 +1\.0 +11\.43, 10\.66 +5\.78, 7\.06", shuffled)
     page = (tmp_path / "reproduce.md").read_text()
     assert "| ER | 2 | 12.0 ± 2.8 | 1.0 ± 0.0 | 11.18, 10.33 | 7.68, 8.06 |" in page
