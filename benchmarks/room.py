@@ -165,16 +165,21 @@ def config_of(run: Run) -> Any:
 
 def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
-    began, waiting, jobs, slowest = time.monotonic(), list(enumerate(plan)), [], 0.0
+    began, waiting, jobs = time.monotonic(), list(enumerate(plan)), []
+    took: dict[str, float] = {}  # seconds of the last run of each method
     first = config_of(plan[0])
     device = str(machine(first.train).device)
     clips = render("train", first.data.clips, first.data.seed, device)
     gallery = Gallery(max(960, first.data.eval_clips), first.data.eval_clips, first.data.seed, device)
+    torch.cuda.empty_cache()  # several processes share the GPU
     claims = Path(f"{out}.claims")
     claims.mkdir(parents=True, exist_ok=True)
     while True:
-        while len(jobs) < at_a_time and waiting and seconds - (time.monotonic() - began) > slowest:
+        while len(jobs) < at_a_time and waiting:
             number, run = waiting.pop(0)
+            needed = 0.9 * took.get(run["set"][0], min(took.values(), default=0.0))
+            if seconds - (time.monotonic() - began) < needed:
+                continue
             try:
                 os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -194,7 +199,7 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
             if isinstance(got, dict):
                 with out.open("a") as file:
                     file.write(json.dumps(got) + "\n")
-                slowest = max(slowest, 0.9 * got["seconds"])
+                took[job.run["set"][0]] = got["seconds"]
                 jobs.remove(job)
         if idle:
             time.sleep(0.0005)

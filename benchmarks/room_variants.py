@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from draft import Draft
 from torch import Tensor
 
 from stella import losses, selection
 from stella.clip import Batch
 from stella.memory import Column
 from stella.methods import METHODS
-from stella.methods.base import Losses, clip_rows, joined, output_rows
+from stella.methods.base import Losses, clip_rows, drawn_patches, joined, output_rows, patch_rows
 from stella.methods.derpp import DERpp, stored_penalty
 from stella.methods.stella import AUDIO_RULES, STELLA, Scores, STELLAConfig
 from stella.methods.stella_plus import STELLAPlus
@@ -129,14 +130,12 @@ class PatchMemory(STELLAPlus):
         kept_a, kept_v, parts = self.keep(a, v)
         outs = [self.pretrain(a, v)]
         if drawn is not None:
-            patches = [Patches(drawn[f"patches_{of}"], drawn[f"positions_{of}"].long()) for of in "av"]
-            outs.append(self.pretrain(*patches))
+            outs.append(self.pretrain(*drawn_patches(drawn)))
         recon = [self.recon_parts(out) for out in outs]
         parts |= {name: torch.cat([each[name] for each in recon]).mean() for name in recon[0]}
         z_a, z_v = torch.cat([out.z_a for out in outs]), torch.cat([out.z_v for out in outs])
         parts |= {"contrastive": self.contrastive_part(z_a, z_v).mean()}
-        rows = {"patches_a": kept_a.values, "positions_a": kept_a.positions}
-        return Losses(parts, rows | {"patches_v": kept_v.values, "positions_v": kept_v.positions})
+        return Losses(parts, patch_rows(kept_a, kept_v))
 
     def keep(self, a: Patches, v: Patches) -> tuple[Patches, Patches, dict[str, Tensor]]:
         """The patches to store, and the matching loss where a rule needs the matching module."""
@@ -166,9 +165,8 @@ class SameMask(DERpp):
         out, now, model = self.model.pretrain(a, v, split_a, split_v), len(batch), self.model
         penalty = out.z_a.new_zeros(())
         if drawn is not None:
-            then_a, then_v = a[now:].take(drawn["seen_a"].long()), v[now:].take(drawn["seen_v"].long())
-            z_a = model.pool(model.fuse_a(model.encode_a(then_a), then_a.positions))
-            z_v = model.pool(model.fuse_v(model.encode_v(then_v), then_v.positions))
+            z_a = model.pooled_a(a[now:].take(drawn["seen_a"].long()))
+            z_v = model.pooled_v(v[now:].take(drawn["seen_v"].long()))
             distance = losses.feature_penalty(z_a, drawn["z_a"]) + losses.feature_penalty(z_v, drawn["z_v"])
             penalty = distance.mean()
         seen = {"seen_a": split_a.visible[:now], "seen_v": split_v.visible[:now]}
@@ -185,4 +183,5 @@ def register() -> None:
         target_chosen=TargetChosen,
         patch_memory=PatchMemory,
         derpp_same_mask=SameMask,
+        draft=Draft,
     )

@@ -44,7 +44,7 @@ class Noise:
 
 def settings(spec: str) -> list[str]:
     """The settings after METHOD:BATCH, as overrides."""
-    return [each if "." in each else f"args.{each}" for each in spec.split(":")[2:] if each != "packed"]
+    return [each if "." in each.split("=")[0] else f"args.{each}" for each in spec.split(":")[2:] if each != "packed"]
 
 
 def configured(spec: str, preset: str) -> RunConfig:

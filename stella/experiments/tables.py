@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stella.experiments import paper
 from stella.experiments.paper import Row, format_figure
+from stella.experiments.ranks import FEWEST, kendall, mean_ranks, shared_seeds
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
 from stella.experiments.room import room
@@ -82,6 +83,7 @@ def learning_sheet(
             *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]]),
             *_sources(list(theirs.values()), scale),
             *_order(both),
+            *(note for figure in figures[::2] for note in _ranks(recipe, ours, figure)),
         ],
     )
 
@@ -170,8 +172,20 @@ def _sources(rows: Sequence[Row], warning: str) -> list[str]:
 
 
 def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
-    """Spearman's rank correlation of pairs (ours, the paper's), if there are at least five."""
+    """Agreement of pairs (ours, the paper's) in rank, if there are at least five."""
     if len(pairs) < 5:
         return []
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return [f"Rank correlation of our A with the paper's: {np.corrcoef(*ranks.T).flat[1]:.2f} ({len(pairs)} rows)."]
+    spearman, tau = np.corrcoef(*ranks.T).flat[1], kendall(pairs)
+    return [f"Rank correlation of our A with the paper's: {spearman:.2f}, Kendall's τ {tau:.2f} ({len(pairs)} rows)."]
+
+
+def _ranks(recipe: Recipe, ours: Mapping[str, Rows], figure: str) -> list[str]:
+    """Mean ranks of the variants that have enough runs, if these share enough seeds."""
+    compared = {name: rows for name, rows in ours.items() if len(rows) >= FEWEST}
+    if not (ranks := mean_ranks(compared, figure)):
+        return []
+    best_first = sorted(ranks.items(), key=lambda item: item[1].mean)
+    seeds = ", ".join(shared_seeds(compared, figure))
+    listed = ", ".join(f"{recipe.variants[name].label} {rank}" for name, rank in best_first)
+    return [f"Mean rank by {WEIGHTS[figure]} weights over seeds {seeds}, with its 95% interval: {listed}."]

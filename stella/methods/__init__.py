@@ -1,7 +1,7 @@
 """The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
-Tables and plots use this order: the paper's, with the lower bound first and the upper bound last. `initial` makes the
-weights that the others start from.
+Tables and plots use this order: the paper's, with the lower bound first, then our own Chorus and the upper bound.
+`initial` makes the weights that the others start from.
 """
 
 import sys
@@ -33,6 +33,7 @@ FOUND_IN = {  # file and class
     "mats": "ablations.MATS",
     "stella": "stella.STELLA",
     "stella_plus": "stella_plus.STELLAPlus",
+    "chorus": "chorus.Chorus",
     "multitask": "multitask.Multitask",
 }
 

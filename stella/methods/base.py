@@ -236,6 +236,18 @@ def clip_columns(model: CAVConfig) -> dict[str, Column]:
     }
 
 
+def patch_columns(model: CAVConfig, kappa_a: int, kappa_v: int) -> dict[str, Column]:
+    """Some patches of a clip, with their positions."""
+    side = model.patch_size
+    position = torch.int16 if max(model.patches_a, model.patches_v) < 2**15 else torch.int32
+    return {
+        "patches_a": Column(torch.float16, (kappa_a, side**2), codec.patches(kappa_a, side, 1)),
+        "patches_v": Column(torch.uint8, (kappa_v, 3 * side**2), codec.patches(kappa_v, side, 3)),
+        "positions_a": Column(position, (kappa_a,)),
+        "positions_v": Column(position, (kappa_v,)),
+    }
+
+
 def output_columns(model: CAVConfig) -> dict[str, Column]:
     """Its pooled outputs, for `penalty`."""
     return {"z_a": Column(torch.float32, (model.dim,)), "z_v": Column(torch.float32, (model.dim,))}
@@ -243,6 +255,16 @@ def output_columns(model: CAVConfig) -> dict[str, Column]:
 
 def clip_rows(batch: Batch) -> dict[str, Tensor]:
     return {"video": batch.video, "audio": batch.audio}
+
+
+def patch_rows(a: Patches, v: Patches) -> dict[str, Tensor]:
+    return {"patches_a": a.values, "patches_v": v.values, "positions_a": a.positions, "positions_v": v.positions}
+
+
+def drawn_patches(drawn: MemoryBatch) -> tuple[Patches, Patches]:
+    """The stored patches of the drawn clips, audio and video."""
+    a, v = (Patches(drawn[f"patches_{of}"], drawn[f"positions_{of}"].long()) for of in "av")
+    return a, v
 
 
 def output_rows(out: Pretrained, batch: Batch) -> dict[str, Tensor]:

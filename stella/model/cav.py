@@ -306,7 +306,7 @@ class CAV(nn.Module):
         patches: Tensor = head(self.decoder_norm(x[:, x.shape[1] - masked.shape[1] :]))
         return patches
 
-    # ---- the two passes
+    # ---- the passes
 
     def pretrain(self, a: Patches, v: Patches, split_a: Split, split_v: Split) -> Pretrained:
         """Masked pre-training (Eq. 8 and 9). The splits index into `a` and `v`."""
@@ -324,6 +324,14 @@ class CAV(nn.Module):
         )
 
     forward = pretrain  # for `torch.func.functional_call`
+
+    def pooled_a(self, patches: Patches) -> Tensor:
+        """z_a [B, D] of some patches: audio alone through fusion, mean."""
+        return self.pool(self.fuse_a(self.encode_a(patches), patches.positions))
+
+    def pooled_v(self, patches: Patches) -> Tensor:
+        """z_v [B, D], as `pooled_a`."""
+        return self.pool(self.fuse_v(self.encode_v(patches), patches.positions))
 
     def represent_a(self, audio: Tensor) -> Tensor:
         """Embeddings [B, D] for retrieval: all patches, audio alone through fusion, mean; not L2-normalised."""

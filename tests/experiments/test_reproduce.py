@@ -97,8 +97,8 @@ def test_a_variant_is_its_own_whatever_is_overridden() -> None:
 def test_overrides_that_do_not_apply_to_a_variant_are_named(tmp_path: Path) -> None:
     said = load("table1").shadowed(["memory.bytes=1", "train.lr=1", "stream.batch_size=8"])
     assert said == [
-        "memory.bytes=1 does not apply to gmed: a variant's own memory.bytes wins.",
-        "stream.batch_size=8 does not apply to stella++: a variant's own stream.batch_size wins.",
+        "memory.bytes=1 does not apply to gmed, derpp-unlimited: a variant's own memory.bytes wins.",
+        "stream.batch_size=8 does not apply to stella++, stella++-dct: a variant's own stream.batch_size wins.",
     ]
     assert load("table1").shadowed(["memory.bytes=1"], only=["er"]) == []
     console = Console(file=io.StringIO(), width=200)
@@ -171,7 +171,7 @@ def test_a_csv_alone_becomes_the_table(tmp_path: Path) -> None:
     assert re.search(r"ER +2 +12\.0 ± 2\.8 +1\.0 ± 0\.0 +11\.18, 10\.33 +7\.68, 8\.06", original)
     assert re.search(r"Multitask +1 +20\.0 +– +18\.55, 19\.80 +–", original)
     assert re.search(r"STELLA\+\+ +0 +– +– +17\.01, 16\.62 +3\.20, 3\.27", original)
-    assert re.search(r"class alone +8\.9", original)
+    assert re.search(r"class alone +2\.2", original)
     assert re.search(r"ER +1 +3\.0 +1\.0 +11\.43, 10\.66 +5\.78, 7\.06", shuffled)
     page = (tmp_path / "reproduce.md").read_text()
     assert "| ER | 2 | 12.0 ± 2.8 | 1.0 ± 0.0 | 11.18, 10.33 | 7.68, 8.06 |" in page
@@ -191,7 +191,7 @@ def test_the_papers_other_dataset_stands_beside_its_own_recipe(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "overrides", "about"),
     [
-        ("table1", [], "Recipe: model small from base-small, learning rate 0.0005, memory 72.6 MB."),
+        ("table1", [], "Recipe: model tiny from base-wide, learning rate 0.0005, memory 36 MB."),
         ("table1", ["train.lr=1e-3", "memory.bytes=2000000"], "learning rate 0.001, memory 2 MB."),
         ("continual-as", [], "Recipe: model base, learning rate 0.0001, memory 5,000 clips."),
     ],
@@ -206,8 +206,15 @@ def test_a_table_says_what_was_trained(name: str, overrides: list[str], about: s
 def test_orders_are_compared_by_rank(tmp_path: Path) -> None:
     as_printed = [("finetune", 0, 1.0), ("er", 0, 2.0), ("derpp", 0, 3.0), ("stella", 0, 4.0), ("stella_plus", 0, 50.0)]
     reversed_ = [(name, seed, -a) for name, seed, a in as_printed]
-    assert "with the paper's: 1.00 (5 rows)" in shown("table1", lines(*as_printed), tmp_path)
-    assert "with the paper's: -1.00 (5 rows)" in shown("table1", lines(*reversed_), tmp_path)
+    assert "with the paper's: 1.00, Kendall's τ 1.00 (5 rows)" in shown("table1", lines(*as_printed), tmp_path)
+    assert "with the paper's: -1.00, Kendall's τ -1.00 (5 rows)" in shown("table1", lines(*reversed_), tmp_path)
+
+
+def test_methods_with_three_runs_are_ranked_over_their_seeds(tmp_path: Path) -> None:
+    three = [(name, seed, a + seed) for name, a in (("er", 2.0), ("derpp", 3.0), ("mir", 1.0)) for seed in range(3)]
+    table = " ".join(shown("table1", lines(*three, ("gmed", 0, 9.0)), tmp_path).split())
+    assert "over seeds 0, 1, 2, with its 95% interval: DER++ 1.0 ± 0.0, ER 2.0 ± 0.0, MIR 3.0 ± 0.0." in table
+    assert "Mean rank" not in shown("table1", lines(*three[:8]), tmp_path)
 
 
 def test_lines_of_other_runs_are_named(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_2000_clips_of_the_paper_take_at_most_1_8_gb(name: str) -> None:
         "gmed": clip + 2 * (video + audio) + 4,
         "stella": clip + outputs + queries + scores,
         "stella_plus": 8 + patches + outputs + queries,
+        "chorus": 8 + patches,
     }
     assert _bytes(name, "base") == expected.get(name, clip)
     assert name == "gmed" or 2000 * _bytes(name, "base") <= 1.8e9
@@ -190,6 +191,7 @@ def test_an_unknown_method_fails_with_the_list() -> None:
         *(("lump", {"concentration": value}) for value in (0.0, -1.0, NAN, float("inf"))),
         *(("stella", {key: 0}) for key in ("beta", "chunk", "avm_heads")),
         *(("mir", {"candidates": 0}), ("stella", {"avm_heads": 5})),
+        *(("chorus", {"draws": value}) for value in (0.0, -1.0, NAN)),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, wrong: dict[str, float]) -> None:
@@ -205,7 +207,7 @@ def test_wrong_hyper_parameters_fail_with_their_key() -> None:
         method("er", alpha=1)
     with pytest.raises(ConfigError, match=r"args\.audio must be one of 'time', 'frequency', 'free'"):
         method("stella", audio="tempo")
-    for name in ("stella", "stella_plus", "random", "mats"):
+    for name in ("stella", "stella_plus", "random", "mats", "chorus"):
         with pytest.raises(ConfigError, match=r"keep_ratio keeps \d+ of 64 patches, of which 12 are visible"):
             method(name, keep_ratio=0.2)
         with pytest.raises(ConfigError, match=r"keep_ratio=1\.1 is a share"):
