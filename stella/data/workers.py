@@ -91,12 +91,18 @@ class Pool:
 
     def wait(self) -> Done | Lost:
         """The next job to end, in any order. An exception of the task is raised here."""
-        while True:
-            handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
-            ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
-            for position, worker in enumerate(self._workers):
-                if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
-                    return event
+        while (event := self.poll()) is None:
+            pass
+        return event
+
+    def poll(self) -> Done | Lost | None:
+        """As `wait`, for half a second at most; None if no job ended."""
+        handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
+        ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
+        for position, worker in enumerate(self._workers):
+            if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
+                return event
+        return None
 
     def _poll(self, position: int, worker: "_Worker", speaks: bool, ended: bool) -> Done | Lost | None:
         if speaks:  # read it even if the worker has ended since
