@@ -123,7 +123,8 @@ def docs(request: Request) -> Response:
     return HTMLResponse(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>stella serve: routes</title>'
         '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/static/style.css">'
-        f'<main class="docs"><h1>Routes</h1><p>{escape(request.app.description)} <a href="/openapi.json">openapi.json</a> '
+        f'<main class="docs"><h1>Routes</h1><p>{escape(request.app.description)} '
+        '<a href="/openapi.json">openapi.json</a> '
         f"says the same for programs.</p><dl>{''.join(rows)}</dl></main></html>"
     )
 

@@ -1,6 +1,7 @@
 """A bounded queue in front of worker processes, which are killed when a job takes too long."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -34,6 +35,12 @@ class Jobs:
         except queue.Full:
             raise HttpError(503, "the server is busy; try again in a few seconds", retry=5) from None
         return await asyncio.wrap_future(future)
+
+    def warm(self, job: Any) -> None:
+        """Give each worker this job to begin with, whose result nobody waits for."""
+        for _ in self._threads:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait((job, Future()))
 
     def close(self) -> None:
         """Kill the workers. What is waiting is answered with a `HttpError`."""

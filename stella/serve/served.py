@@ -14,6 +14,7 @@ from stella.serve.answers import HttpError, place_of, state_tree
 from stella.serve.jobs import Jobs, Log
 from stella.serve.uploads import Limits, Uploads
 from stella.serve.versions import Versions, Weights
+from stella.serve.work import Warm
 
 WATCH = 2.0  # seconds after which the index and its model are looked at again
 
@@ -26,6 +27,7 @@ class Served:
         self.versions = Versions(self.index, model)
         self.uploads = Uploads(limits)
         self.jobs = Jobs(limits.workers, limits.waiting, limits.seconds, log)
+        self.jobs.warm(Warm(self.weights()))
         self.cache = Cache()
         self._state: tuple[float, dict[str, Any]] = (-WATCH, {})
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stella import embed
 from stella.errors import StellaError
-from stella.learn.home import Home
 from stella.search.index import Index
 
 
@@ -58,8 +58,8 @@ class Versions:
         newest = next(_files(name), None)
         if newest is None or self._fingerprint(newest) == fingerprint:
             return ""
-        home = Home(name)
-        what = f"the model has gone on learning (round {home.current})" if home.exists else "the model has changed"
+        home = _home(name)
+        what = f"the model has gone on learning (round {home.current})" if home else "the model has changed"
         return f"{what}, and this index is of an older version; bring it up to date with: stella index --refresh"
 
     def _fingerprint(self, file: Path) -> str:
@@ -79,8 +79,17 @@ def _files(name: str) -> Iterator[Path]:
         found = embed.resolve(name).resolve()
         if found.is_file():
             yield found
-    home = Home(name)
-    for number in range(home.current if home.exists else 0, 0, -1):
-        file = home.round(number).weights.resolve()
-        if file.is_file():
-            yield file
+    if home := _home(name):
+        for number in range(home.current, 0, -1):
+            file = home.round(number).weights.resolve()
+            if file.is_file():
+                yield file
+
+
+def _home(name: str) -> Any:
+    """The learner of that name; None for other models, for which the import, of all of training, is spared."""
+    if not (Path(name) / "home.json").is_file():
+        return None
+    from stella.learn.home import Home
+
+    return Home(name)

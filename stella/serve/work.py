@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +66,16 @@ def _model(weights: Weights) -> Model:
     if model.fingerprint != weights.fingerprint:
         raise StellaError(f"{weights.file} has changed; run: stella index --refresh")
     return model
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Loads the model, so that the first query need not wait for it."""
+
+    weights: Weights
+
+    def do(self, model: Model | None) -> None:
+        time.sleep(0.2)  # the other workers shall take the other ones
 
 
 @dataclass(frozen=True)
