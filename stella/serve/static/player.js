@@ -133,7 +133,7 @@ function drawHeat(second) {
   const n = maps.grid, image = new ImageData(n, n);
   cells(second).forEach((value, i) => {
     const x = value / 255; // from nothing over red and orange to a pale yellow
-    image.data.set([Math.min(255, 150 + 240 * x), 250 * x ** 1.5, 140 * x ** 4, 220 * x ** 0.9], 4 * i);
+    image.data.set([Math.min(255, 150 + 240 * x), 250 * x ** 1.5, 140 * x ** 4, 225 * x ** 0.7], 4 * i);
   });
   small.width = small.height = n;
   small.getContext("2d").putImageData(image, 0, 0);
