@@ -73,6 +73,10 @@ class Moment:
     mtime: int  # nanoseconds
 
 
+class NoMomentError(StellaError):
+    """A place without a vector: it was dropped, or never there."""
+
+
 class OtherVersionError(StellaError):
     """A query's vector was made by another model than those of the index."""
 
@@ -218,7 +222,7 @@ class Index:
                         "SELECT size, mtime FROM files JOIN windows ON file = id WHERE shard = ? AND row = ?", place
                     ).fetchone()
                     return Moment(hit, query, *stamp)
-            raise StellaError("this moment is not in the index any more; search again")
+            raise NoMomentError("this moment is not in the index any more; search again")
 
         return self._read(read)
 

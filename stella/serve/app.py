@@ -191,7 +191,8 @@ async def like(
 # ---- moments
 
 
-@router.api_route("/api/moments/{name}/media", methods=["GET", "HEAD"])
+@router.head("/api/moments/{name}/media", include_in_schema=False)
+@router.get("/api/moments/{name}/media")
 def media(request: Request, name: str) -> Response:
     """The whole file of a moment, with HTTP ranges."""
     moment = served_by(request).moment(name)

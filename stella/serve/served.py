@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.errors import StellaError
-from stella.search.index import Index, Moment
+from stella.search.index import Index, Moment, NoMomentError
 from stella.serve.answers import HttpError, place_of, state_tree
 from stella.serve.jobs import Jobs, Log
 from stella.serve.uploads import Limits, Uploads
@@ -71,9 +71,7 @@ class Served:
     def moment(self, name: str) -> Moment:
         try:
             return self.index.moment(place_of(name))
-        except HttpError:
-            raise
-        except StellaError as error:
+        except NoMomentError as error:
             raise HttpError(404, str(error)) from error
 
 
