@@ -64,7 +64,7 @@ def work(job: Job, tick: Tick) -> Any:
 def _model(weights: Weights) -> Model:
     model = embed.load(weights.file, "cpu")
     if model.fingerprint != weights.fingerprint:
-        raise StellaError(f"{weights.file} has changed; run: stella index --refresh")
+        raise ClipError(weights.file, "the weights that made this index are gone", "it must be brought up to date")
     return model
 
 

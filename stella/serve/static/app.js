@@ -281,8 +281,8 @@ addEventListener("keydown", (event) => {
   } else if (event.key === " " && !event.target.matches("button, input, summary, a") && hits.length) {
     event.preventDefault();
     toggle();
-  } else if (!field && event.key === "m" && hits.length) like(hits[chosen].modality);
-  else if (!field && event.key === "h" && hits.length) by("toggle").click();
+  } else if (event.key === "m" && hits.length) like(hits[chosen].modality);
+  else if (event.key === "h" && hits.length) by("toggle").click();
 });
 
 function note(text) {
