@@ -67,9 +67,18 @@ class Lost:
 class Pool:
     """`workers` processes, each with a queue of at most `depth` jobs and `gigabytes` of memory."""
 
-    def __init__(self, task: Task, workers: int, depth: int, time_limit: float, gigabytes: float = WORKER_GB) -> None:
+    def __init__(
+        self,
+        task: Task,
+        workers: int,
+        depth: int,
+        time_limit: float,
+        gigabytes: float = WORKER_GB,
+        preload: str = "stella.data.workers",
+    ) -> None:
+        """`preload` is the module that the fork server imports for all workers; the first pool of a process decides."""
         context = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload(["stella.data.workers"])
+        context.set_forkserver_preload([preload])
         self.capacity, self.time_limit = workers * depth, time_limit
         self._deaths: dict[int, int] = {}  # by job: the item at which its worker died
         self._workers: list[_Worker] = []

@@ -60,7 +60,7 @@ class Jobs:
             if not future.set_running_or_notify_cancel():  # whoever asked is gone
                 continue
             try:
-                pool = pool or Pool(self.task, 1, 1, self.seconds)
+                pool = pool or Pool(self.task, 1, 1, self.seconds, preload=self.task.__module__)
                 future.set_result(self._result(pool, job))
             except HttpError as problem:
                 _fail(future, problem)
