@@ -36,7 +36,8 @@ To = Annotated[Literal["video", "audio"] | None, Query(description="Compare with
 By = Annotated[Literal["video", "audio"] | None, Query(description="Ask by the upload's pictures or by its sound.")]
 Count = Annotated[int, Query(ge=1, le=100, description="Number of moments.")]
 At = Annotated[float | None, Query(ge=0, le=1e6, description="Only the window around this second.")]
-Text = Annotated[str | None, Query(max_length=500)]
+Glob = Annotated[str | None, Query(max_length=500, description="Only files whose path matches, such as cats/*.")]
+Label = Annotated[str | None, Query(max_length=500, description="Only files with this label.")]
 
 
 def create(served: Served, access: Access) -> FastAPI:
@@ -151,7 +152,7 @@ async def state(request: Request) -> dict[str, Any]:
 
 @router.post("/api/search", openapi_extra=BODY)
 async def search(
-    request: Request, to: To = None, by: By = None, k: Count = 12, at: At = None, path: Text = None, label: Text = None
+    request: Request, to: To = None, by: By = None, k: Count = 12, at: At = None, path: Glob = None, label: Label = None
 ) -> dict[str, Any]:
     """The moments that fit the sound or video in the body: pictures for a sound, sounds for pictures, unless told."""
     served = served_by(request)
@@ -172,7 +173,7 @@ async def search(
 
 @router.get("/api/moments/{name}/like")
 async def like(
-    request: Request, name: str, to: To = None, k: Count = 12, path: Text = None, label: Text = None
+    request: Request, name: str, to: To = None, k: Count = 12, path: Glob = None, label: Label = None
 ) -> dict[str, Any]:
     """More like a moment: of what it was found by, pictures or sounds, unless told."""
     served = served_by(request)

@@ -302,7 +302,7 @@ async function showState() {
     Files: counted(state.files, "file") + (state.bad ? `, and ${state.bad.toLocaleString("en")} that cannot be used` : ""),
     Moments: `${state.windows.video.toLocaleString("en")} of pictures, ${state.windows.audio.toLocaleString("en")} of sound`,
     Model: state.model ? `${state.model.name}, version ${state.model.version}` : "none",
-    Vectors: `${(state.bytes / 2 ** 20).toFixed(1)} MiB`,
+    Vectors: state.bytes < 2 ** 20 ? `${Math.ceil(state.bytes / 1024)} KiB` : `${(state.bytes / 2 ** 20).toFixed(1)} MiB`,
     State: state.stale ? sentence(state.stale) : "Up to date with its model.",
     Uploads: `up to ${state.limits.bytes / 1e6} MB; deleted when they are answered`,
   };
