@@ -66,6 +66,7 @@ def _quietly(address: str, body: bytes | None = None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_twenty_kills_during_requests_leave_the_index_unharmed(index: "stella.Index") -> None:
     before = content(index.path)
     source = index.state().sources[0]
