@@ -124,7 +124,7 @@ def main() -> None:
         root = Path(folder)
         rows = [uploads(root, given.requests, given.workers), likes(root / "large", given.requests)]
     if given.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         facts = {"cores": os.cpu_count(), "torch": torch.__version__, "commit": commit}
         given.out.parent.mkdir(parents=True, exist_ok=True)
         with given.out.open("w", newline="") as file:

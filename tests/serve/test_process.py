@@ -28,7 +28,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> "stella.Index":
 def ask(address: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     request = urllib.request.Request(address, body, headers or {})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return answer.status, answer.read()
     except HTTPError as error:
         return error.code, error.read()
