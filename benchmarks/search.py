@@ -41,12 +41,12 @@ def drawn(centres: Tensor, n: int, generator: torch.Generator, noise: float = 1.
     )
 
 
-def fill(root: Path, windows: int, centres: Tensor, generator: torch.Generator) -> None:
+def fill(root: Path, windows: int, centres: Tensor, generator: torch.Generator, fingerprint: str = "benchmark") -> None:
     """An index of that many windows, written as `stella index` writes them."""
     Catalogue.create(root)
     with closing(Catalogue(root)) as catalogue:
         with catalogue.change() as db:
-            model = catalogue.add_model("benchmark", centres.shape[1], "")
+            model = catalogue.add_model(fingerprint, centres.shape[1], "")
             catalogue.set_meta("serving", model)
             db.execute("INSERT INTO sources (root) VALUES (?)", (os.fsencode(root),))
         writer = Writer(catalogue, model, centres.shape[1])

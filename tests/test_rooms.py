@@ -39,6 +39,7 @@ ROOMS = (
     "report",
     "learn",
     "experiments",
+    "serve",
     "cli",
 )
 ONLY_FOR = {"fast": {"train", "bench"}}  # the only rooms that may import it
@@ -87,6 +88,8 @@ BLOCKED = (
     "kaldi_native_fbank",
     "huggingface_hub",
     "h5py",
+    "fastapi",
+    "uvicorn",
 )
 
 SCRIPT = f"""
@@ -100,7 +103,8 @@ class Absent(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 import stella
 for module in pkgutil.walk_packages(stella.__path__, "stella."):
-    if module.name != "stella.fast.kernels":  # Triton, which comes with torch where there is a GPU
+    # Triton comes with torch where there is a GPU; the routes are declared by FastAPI's decorators
+    if module.name not in ("stella.fast.kernels", "stella.serve.app"):
         importlib.import_module(module.name)
 
 import torch

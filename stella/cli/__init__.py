@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stella.cli import data, learn, models, scenes, search, train, transfer, use
+from stella.cli import data, learn, models, scenes, search, serve, train, transfer, use
 from stella.cli.common import say
 from stella.errors import StellaError, plain
 
@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Use": (search.index, search.search, use.embed, use.localise),
+    "Use": (search.index, search.search, serve.serve, use.embed, use.localise),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce, learn.learn),
     "Models and results": (
         models.evaluate,

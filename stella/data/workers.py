@@ -67,9 +67,18 @@ class Lost:
 class Pool:
     """`workers` processes, each with a queue of at most `depth` jobs and `gigabytes` of memory."""
 
-    def __init__(self, task: Task, workers: int, depth: int, time_limit: float, gigabytes: float = WORKER_GB) -> None:
+    def __init__(
+        self,
+        task: Task,
+        workers: int,
+        depth: int,
+        time_limit: float,
+        gigabytes: float = WORKER_GB,
+        preload: str = "stella.data.workers",
+    ) -> None:
+        """`preload` is the module that the fork server imports for all workers; the first pool of a process decides."""
         context = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload(["stella.data.workers"])
+        context.set_forkserver_preload([preload])
         self.capacity, self.time_limit = workers * depth, time_limit
         self._deaths: dict[int, int] = {}  # by job: the item at which its worker died
         self._workers: list[_Worker] = []
@@ -91,12 +100,18 @@ class Pool:
 
     def wait(self) -> Done | Lost:
         """The next job to end, in any order. An exception of the task is raised here."""
-        while True:
-            handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
-            ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
-            for position, worker in enumerate(self._workers):
-                if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
-                    return event
+        while (event := self.poll()) is None:
+            pass
+        return event
+
+    def poll(self) -> Done | Lost | None:
+        """As `wait`, for half a second at most; None if no job ended."""
+        handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
+        ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
+        for position, worker in enumerate(self._workers):
+            if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
+                return event
+        return None
 
     def _poll(self, position: int, worker: "_Worker", speaks: bool, ended: bool) -> Done | Lost | None:
         if speaks:  # read it even if the worker has ended since

@@ -11,7 +11,7 @@ it; batches of one are as fast there. On a GPU windows go in batches, and vector
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -26,7 +26,7 @@ from stella.embed.save import export_onnx, hub_class, save
 from stella.errors import ClipError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.media.arrays import frame_windows, sound_windows
-from stella.media.decode import decode_track, read_duration
+from stella.media.decode import decode, decode_track, read_duration
 from stella.media.inputs import Inputs
 from stella.media.windows import KINDS, Window, windows
 from stella.model.avm import AVM
@@ -186,14 +186,25 @@ class Model:
 
     def localise(self, path: Path | str, *, overlap: float = 0.0, progress: bool = False) -> Maps:
         """Where in each frame a video's sound comes from, and which of its seconds matter."""
+        with Shown([path], progress) as shown:
+            found = windows(path, self.inputs, overlap=overlap, aligned=True)
+            return self.localise_windows(path, shown.watched(found))
+
+    def localise_moment(self, path: Path | str, start: float) -> Maps:
+        """The heat maps of the one window that begins at a second; only that is decoded."""
+        plan = self.inputs.plan(start)
+        clip, end = decode(path, plan), min(start + plan.duration, read_duration(path) or math.inf)
+        pictures = Window("video", start, end, clip.video, plan.times(start, end))
+        return self.localise_windows(path, [pictures, Window("audio", start, end, clip.audio)])
+
+    def localise_windows(self, path: Path | str, found: Iterable[Window]) -> Maps:
+        """The heat maps of windows of picture and sound that begin at the same times."""
         if self.avm is None:
             raise StellaError(
                 f"{self.name} has no matching module, from whose attention heat maps are read; train one on its "
                 "backbone: stella localise VIDEO --train-on FOLDER, or stella.embed.matching.train_matching"
             )
-        with Shown([path], progress) as shown:
-            found = windows(path, self.inputs, overlap=overlap, aligned=True)
-            return localise(self.cav, self.avm, self.inputs, Path(path), shown.watched(found))
+        return localise(self.cav, self.avm, self.inputs, Path(path), found)
 
     # ---- keeping and sharing
 

@@ -63,6 +63,24 @@ class Found:
     seconds: float  # of the search alone
 
 
+@dataclass(frozen=True)
+class Moment:
+    """A window of the index, without a search."""
+
+    hit: Hit  # its score is 1
+    query: Query  # to ask for more like it
+    size: int  # of its file when it was indexed, in bytes
+    mtime: int  # nanoseconds
+
+
+class NoMomentError(StellaError):
+    """A place without a vector: it was dropped, or never there."""
+
+
+class OtherVersionError(StellaError):
+    """A query's vector was made by another model than those of the index."""
+
+
 class Index:
     """Threads may share an index. A process that only searches never waits for one that writes."""
 
@@ -109,14 +127,18 @@ class Index:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.state(catalogue)
 
+    def serving(self) -> ModelRow:
+        """The model whose vectors answer."""
+        with closing(Catalogue(self.path)) as catalogue:
+            return _serving(catalogue, self.path)
+
     def bad(self) -> list[BadFile]:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.bad_files(catalogue)
 
     def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
         """The model for queries: the given one, or the one that made the index. Any other version is refused."""
-        with closing(Catalogue(self.path)) as catalogue:
-            serving = _serving(catalogue, self.path)
+        serving = self.serving()
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
         chosen = given if given is not None else serving.origin
@@ -142,7 +164,7 @@ class Index:
 
     def search(
         self,
-        query: "Tensor | Path | str",
+        query: "Tensor | Query | Path | str",
         k: int = 10,
         *,
         to: Modality | None = None,
@@ -156,8 +178,9 @@ class Index:
     ) -> Found:
         """The `k` moments that fit a query best.
 
-        A query is a vector [D], a sound file, a video, or FILE@SECONDS (see `embed_query`). `to` says what it is
-        compared with: by default pictures for a sound and sounds for pictures. `path` is a pattern such as "cats/*",
+        A query is a vector [D], a sound file, a video, FILE@SECONDS (see `embed_query`), or a `Query`; one
+        that another model made than the one that answers now is an `OtherVersionError`. `to` says what it is compared
+        with: by default pictures for a sound and sounds for pictures. `path` is a pattern such as "cats/*",
         `label` a file's folder. `merge` leaves only the best of overlapping windows of a file.
         """
         if k < 1:
@@ -165,10 +188,12 @@ class Index:
         for name, value in (("to", to), ("by", by)):
             if value not in (None, *MODALITIES):
                 raise StellaError(f"{name}={value!r} must be video or audio")
-        asked = Query(query) if isinstance(query, Tensor) else embed_query(self.model(model, device), str(query), by)
+        if isinstance(query, Path | str):
+            query = embed_query(self.model(model, device), str(query), by)
+        asked = Query(query) if isinstance(query, Tensor) else query
         target: Modality = to or other(asked.by)
         began = time.perf_counter()
-        hits, exact, note = self._read(lambda c: self._nearest(c, asked.vector, k, target, path, label, merge, faiss))
+        hits, exact, note = self._read(lambda c: self._nearest(c, asked, k, target, path, label, merge, faiss))
         return Found(asked, target, hits, exact, note, time.perf_counter() - began)
 
     def vector(self, hit: Hit) -> Tensor:
@@ -180,6 +205,24 @@ class Index:
             if shard not in shards:
                 raise StellaError(f"{hit.path} has been embedded again since; search again")
             return shards[shard][row].float()
+
+        return self._read(read)
+
+    def moment(self, place: Place) -> Moment:
+        """The window whose vector is stored there."""
+
+        def read(catalogue: Catalogue) -> Moment:
+            serving = _serving(catalogue, self.path)
+            for modality in MODALITIES:
+                shards = self._mapped.open(catalogue, serving, modality)
+                for hit in _hits(catalogue, iter([(place, 1.0)] if place[0] in shards else []), modality, 1, False):
+                    vector = shards[place[0]][place[1]].float()
+                    query = Query(vector, modality, "", hit.start, hit.end, serving.fingerprint)
+                    stamp = catalogue.db.execute(
+                        "SELECT size, mtime FROM files JOIN windows ON file = id WHERE shard = ? AND row = ?", place
+                    ).fetchone()
+                    return Moment(hit, query, *stamp)
+            raise NoMomentError("this moment is not in the index any more; search again")
 
         return self._read(read)
 
@@ -207,7 +250,7 @@ class Index:
     def _nearest(
         self,
         catalogue: Catalogue,
-        vector: Tensor,
+        asked: Query,
         k: int,
         to: Modality,
         path: str | None,
@@ -216,7 +259,9 @@ class Index:
         faiss: bool,
     ) -> tuple[list[Hit], bool, str]:
         serving = _serving(catalogue, self.path)
-        query = _unit(vector, serving)
+        if asked.fingerprint not in ("", serving.fingerprint):
+            raise OtherVersionError(f"the model of {self.path} has changed; embed the query again")
+        query = _unit(asked.vector, serving)
         shards = self._mapped.open(catalogue, serving, to)
         filtered = path is not None or label is not None
         derived, note = None, ""

@@ -19,6 +19,7 @@ class Query:
     file: str = ""
     start: float = 0.0  # seconds
     end: float = 0.0
+    fingerprint: str = ""  # of the model that made the vector; empty: unknown
 
 
 def other(modality: Modality | None) -> Modality:
@@ -63,4 +64,4 @@ def _embed(model: Model, file: str, moment: float | None, by: Modality) -> Query
     else:
         found = (model.embed_video if by == "video" else model.embed_audio)(file)
     mean = found.vectors.mean(0)
-    return Query(mean / mean.norm(), by, file, float(found.start.min()), float(found.end.max()))
+    return Query(mean / mean.norm(), by, file, float(found.start.min()), float(found.end.max()), model.fingerprint)

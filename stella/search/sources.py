@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from torch import Tensor
+
 from stella.clip import SAMPLE_RATE
 from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
 from stella.data.shards import Shards
@@ -94,10 +96,15 @@ class ShardClips:
             return None
         return _hash(json.dumps([meta["sizes"], meta["crc32"]]).encode()).digest()
 
+    def whole(self, path: str) -> tuple[float, Tensor, Tensor, float]:
+        """When a clip begins in its video, its frames uint8 [N, 3, H, W], its waveform [S], and the frames a second."""
+        if not self._positions:
+            self._positions = {self.clips.entry(index)[1].id: index for index in range(len(self.clips))}
+        index = self._positions[path]
+        return self.clips.entry(index)[1].start, *self.clips.whole(index)
+
     def embed(self, model: Model, item: Item, overlap: float) -> Both:
-        index = self._positions[item.path]
-        frames, waveform, fps = self.clips.whole(index)
-        start = self.clips.entry(index)[1].start
+        start, frames, waveform, fps = self.whole(item.path)
         video = model.embed_video((frames, fps), overlap=overlap)
         audio = model.embed_audio((waveform, SAMPLE_RATE), overlap=overlap)
         return _later(video, start), _later(audio, start)

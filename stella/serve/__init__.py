@@ -1,0 +1,1 @@
+"""`stella serve`: a page that searches an index by sounds and videos, plays what fits and shows where it sounds."""

@@ -1,0 +1,125 @@
+"""Who may ask: host names (against DNS rebinding), a token, requests of our own page alone; and safe headers."""
+
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "microphone=(self), camera=(), geolocation=()",
+}
+OPEN = ("/healthz",)  # needs no token
+START = "/"  # the only address that a link elsewhere may lead to
+
+
+@dataclass(frozen=True)
+class Access:
+    hosts: frozenset[str] = frozenset({"localhost"})  # names besides addresses
+    token: str | None = None
+    cookie: str = "stella"
+
+
+class Guard:
+    """ASGI middleware around everything."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+        sending = _with_headers(send)
+        if (wrong := self._wrong(scope, headers)) is not None:
+            await _answer(sending, *wrong)
+        elif self._welcome(scope):
+            cookie = f"{self.access.cookie}={self.access.token}; HttpOnly; SameSite=Strict; Path=/"
+            await _answer(sending, 303, "", {"location": START, "set-cookie": cookie})
+        elif not self._known(scope, headers):
+            await _answer(sending, 401, "a token is needed; open the address that stella serve has printed")
+        else:
+            await self.app(scope, receive, sending)
+
+    def _wrong(self, scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
+        host = headers.get("host", [""])
+        if len(host) != 1 or not self._named(host[0]):
+            return 421, "this name is not served here; use the address that stella serve has printed, or --name"
+        [site] = headers.get("sec-fetch-site", ["none"])[:1]
+        if site not in ("same-origin", "none") and scope["path"] != START:
+            return 403, "only the page itself may ask this"
+        origin = headers.get("origin")
+        if origin and scope["method"] not in ("GET", "HEAD") and urlsplit(origin[0]).netloc != host[0]:
+            return 403, "only the page itself may ask this"
+        return None
+
+    def _named(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name in self.access.hosts:
+                return True
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _welcome(self, scope: Scope) -> bool:
+        """Whether the address has the token, which a cookie then replaces."""
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        return self.access.token is not None and scope["path"] == START and self._same(given)
+
+    def _known(self, scope: Scope, headers: dict[str, list[str]]) -> bool:
+        if self.access.token is None or scope["path"] in OPEN:
+            return True
+        [bearer] = headers.get("authorization", [""])[:1]
+        if bearer.startswith("Bearer ") and self._same(bearer.removeprefix("Bearer ")):
+            return True
+        try:
+            found = SimpleCookie("; ".join(headers.get("cookie", []))).get(self.access.cookie)
+        except CookieError:
+            return False
+        return found is not None and self._same(found.value)
+
+    def _same(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), (self.access.token or "").encode()) and bool(given)
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            given = [(name, value) for name, value in message.get("headers", []) if name.decode() not in HEADERS]
+            ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*given, *ours]}
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, sentence: str, more: dict[str, str] | None = None) -> None:
+    data = json.dumps({"error": sentence}).encode() if sentence else b""
+    headers = {"content-type": "application/json", "content-length": str(len(data)), "cache-control": "no-store"}
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in (headers | (more or {})).items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": data})

@@ -1,0 +1,103 @@
+"""What the routes share: the index, its model's version, the workers, uploads, and what was made before."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stella.errors import StellaError
+from stella.search.index import Index, Moment, NoMomentError
+from stella.serve.answers import HttpError, place_of, state_tree
+from stella.serve.jobs import Jobs, Log
+from stella.serve.uploads import Limits, Uploads
+from stella.serve.versions import Versions, Weights
+from stella.serve.work import Warm
+
+WATCH = 2.0  # seconds after which the index and its model are looked at again
+
+
+class Served:
+    """The index is only read."""
+
+    def __init__(self, index: Path | str, model: str | None, limits: Limits, log: Log = print) -> None:
+        self.index, self.limits, self.log = Index(index), limits, log
+        self.versions = Versions(self.index, model)
+        self.uploads = Uploads(limits)
+        self.jobs = Jobs(limits.workers, limits.waiting, limits.seconds, log)
+        self.jobs.warm(Warm(self.weights()))
+        self.cache = Cache()
+        self._state: tuple[float, dict[str, Any]] = (-WATCH, {})
+
+    def close(self) -> None:
+        self.jobs.close()
+        self.uploads.close()
+
+    async def watch(self) -> None:
+        """Notice a refreshed index and a model that went on learning."""
+        said = ""
+        while True:
+            await asyncio.sleep(WATCH)
+            try:
+                await asyncio.to_thread(self.versions.look)
+                problem = ""
+            except StellaError as error:
+                problem = str(error)
+            if problem != said:
+                said = problem
+                self.log(problem or "the index can be read again")
+
+    def weights(self) -> Weights:
+        found = self.versions.now.weights
+        if found is None:
+            raise HttpError(503, "the weights that made this index are gone; ask for stella index --refresh", retry=60)
+        return found
+
+    def stale(self) -> str:
+        return self.versions.now.stale
+
+    def state(self) -> dict[str, Any]:
+        """Counted every few seconds: an index may have millions of windows."""
+        if time.monotonic() - self._state[0] > WATCH:
+            found, stale = self.index.state(), self.stale()
+            if found.target:
+                stale = f"the index is changing to a newer model, {found.stale:,} files are left; the older one answers"
+            limits = {key: asdict(self.limits)[key] for key in ("bytes", "seconds")}
+            self._state = time.monotonic(), state_tree(found, self.index.bad(), stale, limits)
+        return self._state[1]
+
+    def moment(self, name: str) -> Moment:
+        try:
+            return self.index.moment(place_of(name))
+        except NoMomentError as error:
+            raise HttpError(404, str(error)) from error
+
+
+class Cache:
+    """What was made for moments, the last used kept, and made once for all who ask at the same time."""
+
+    def __init__(self, most: int = 1 << 26) -> None:
+        self.most, self.size = most, 0
+        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._coming: dict[Hashable, asyncio.Future[bytes]] = {}
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key not in self._coming:
+            self._coming[key] = asyncio.ensure_future(self._make(key, make))
+        return await asyncio.shield(self._coming[key])
+
+    async def _make(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        try:
+            data = await make()
+        finally:
+            del self._coming[key]
+        self._kept[key] = data
+        self.size += len(data)
+        while self.size > self.most:
+            self.size -= len(self._kept.popitem(last=False)[1])
+        return data

@@ -1,0 +1,95 @@
+"""Which weights embed queries: those that made the index's vectors, also when their owner has gone on learning."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stella import embed
+from stella.errors import StellaError
+from stella.search.index import Index
+
+
+@dataclass(frozen=True)
+class Weights:
+    file: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Now:
+    weights: Weights | None  # None: those that made the vectors cannot be found
+    stale: str  # that the vectors are of an older model, in words; empty: they are not
+
+
+class Versions:
+    """`now` is what `look` found last. Threads may share it."""
+
+    def __init__(self, index: Index, given: str | None = None) -> None:
+        self.index, self.given = index, given
+        self._known: dict[tuple[Path, int, int], str] = {}  # fingerprints, by file, size and time
+        self._lock = threading.Lock()
+        self.now = Now(None, "")
+        self.look()
+        if self.now.weights is None:
+            raise StellaError(
+                f"the weights that made {index.path} are not to be found; name them with --model, or run: "
+                f"stella index {index.path} --refresh"
+            )
+
+    def look(self) -> Now:
+        """Look at the index and at the model again. Only weights that are new are read."""
+        with self._lock:
+            serving = self.index.serving()
+            name = self.given or serving.origin
+            if not name:
+                raise StellaError(f"{self.index.path} does not know where its model came from; name it with --model")
+            weights = self.now.weights
+            if weights is None or weights.fingerprint != serving.fingerprint or not Path(weights.file).is_file():
+                found = (file for file in _files(name) if self._fingerprint(file) == serving.fingerprint)
+                file = next(found, None)
+                weights = Weights(str(file), serving.fingerprint) if file else None
+            self.now = Now(weights, self._stale(name, serving.fingerprint))
+            return self.now
+
+    def _stale(self, name: str, fingerprint: str) -> str:
+        newest = next(_files(name), None)
+        if newest is None or self._fingerprint(newest) == fingerprint:
+            return ""
+        home = _home(name)
+        what = f"the model has gone on learning (round {home.current})" if home else "the model has changed"
+        return f"{what}, and this index is of an older version; bring it up to date with: stella index --refresh"
+
+    def _fingerprint(self, file: Path) -> str:
+        try:
+            status = file.stat()
+            key = file, status.st_size, status.st_mtime_ns
+            if key not in self._known:
+                self._known[key] = embed.load(file, "cpu").fingerprint
+        except (OSError, StellaError):  # it is being replaced
+            return ""
+        return self._known[key]
+
+
+def _files(name: str) -> Iterator[Path]:
+    """The weights of a model: those in use, then those of a learner's earlier rounds, the latest first."""
+    with suppress(StellaError):
+        found = embed.resolve(name).resolve()
+        if found.is_file():
+            yield found
+    if home := _home(name):
+        for number in range(home.current, 0, -1):
+            file = home.round(number).weights.resolve()
+            if file.is_file():
+                yield file
+
+
+def _home(name: str) -> Any:
+    """The learner of that name; None for other models, for which the import, of all of training, is spared."""
+    if not (Path(name) / "home.json").is_file():
+        return None
+    from stella.learn.home import Home
+
+    return Home(name)

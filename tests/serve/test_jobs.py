@@ -1,0 +1,156 @@
+"""The queue and its workers: late, dead and failing jobs, too many of them, uploads of every size."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.served import misbehave
+
+from stella.serve.answers import HttpError
+from stella.serve.jobs import Jobs
+from stella.serve.served import Cache
+from stella.serve.uploads import Limits, Uploads
+
+
+@pytest.fixture(scope="module")
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def jobs(log: list[str]) -> Iterator[Jobs]:
+    made = Jobs(workers=1, waiting=3, seconds=0.5, log=log.append, task=misbehave)
+    yield made
+    began = time.monotonic()
+    made.close()
+    assert time.monotonic() - began < 3
+
+
+def outcome(jobs: Jobs, *asked: object) -> list[object]:
+    """Results or (status, sentence), of jobs that are asked at the same time."""
+
+    async def one(job: object) -> object:
+        try:
+            return await jobs.run(job)
+        except HttpError as problem:
+            return problem.status, str(problem)
+
+    async def every() -> list[object]:
+        return list(await asyncio.gather(*map(one, asked)))
+
+    return asyncio.run(every())
+
+
+def test_a_job_that_hangs_or_dies_is_refused_and_the_next_one_is_answered(jobs: Jobs, log: list[str]) -> None:
+    assert outcome(jobs, 7) == [7]
+    began = time.monotonic()
+    assert outcome(jobs, "hang", 8) == [(422, "it takes longer than 0.5 s to read; give a shorter or smaller file"), 8]
+    assert time.monotonic() - began < 8
+    assert outcome(jobs, "die", 9) == [(422, "reading it ends the decoder; re-encode it, or give another file"), 9]
+    assert outcome(jobs, "refuse") == [(422, "it is green; give a blue one")] and log == ["secret"]
+    assert outcome(jobs, "fail", 10) == [(500, "the server cannot do this; its log says why"), 10]
+    assert "/a/path" in log[1]  # said to the one who runs the server alone
+
+
+def test_more_than_the_queue_holds_is_told_to_come_again(jobs: Jobs) -> None:
+    found = outcome(jobs, *[0.1] * 10)
+    busy = (503, "the server is busy; try again in a few seconds")
+    assert set(found) == {0.1, busy} and 3 <= found.count(0.1) <= 4
+
+
+def test_a_stop_answers_what_waits_and_takes_no_time() -> None:
+    jobs = Jobs(workers=1, waiting=9, seconds=60, task=misbehave)
+
+    async def stopped() -> list[object]:
+        waiting = [asyncio.create_task(jobs.run(job)) for job in ("hang", 1, 2)]
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(jobs.close)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    began = time.monotonic()
+    found = asyncio.run(stopped())
+    assert [getattr(one, "status", None) for one in found] == [503] * 3 and time.monotonic() - began < 6
+
+
+async def body(*chunks: bytes, pause: float = 0.0) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        await asyncio.sleep(pause)
+        yield chunk
+
+
+def test_uploads_are_limited_in_size_time_and_number_and_leave_nothing() -> None:
+    uploads = Uploads(Limits(bytes=100, transfer=0.2, waiting=2, disk=150))
+
+    async def receive(*chunks: bytes, length: int | None = None, pause: float = 0.0, hold: float = 0.0) -> object:
+        try:
+            async with uploads.received(body(*chunks, pause=pause), length) as path:
+                await asyncio.sleep(hold)
+                return path.read_bytes()
+        except HttpError as problem:
+            return problem.status
+
+    async def several() -> list[object]:
+        held = (receive(b"x" * 90, hold=0.1), receive(b"y" * 80, hold=0.1), receive(b"z"))
+        return list(await asyncio.gather(*held))
+
+    assert asyncio.run(receive(b"ab", b"c")) == b"abc"
+    assert asyncio.run(receive(b"", b"")) == 422
+    assert asyncio.run(receive(length=101)) == 413
+    assert asyncio.run(receive(b"a" * 60, b"b" * 41, length=3)) == 413  # what is stated is not believed
+    assert asyncio.run(receive(*[b"a"] * 50, pause=0.05)) == 408
+    assert asyncio.run(several()) == [b"x" * 90, 503, 503]  # the disk is full; too many
+    assert asyncio.run(receive(b"abc")) == b"abc" and (uploads.count, uploads.held) == (0, 0)
+    assert [path.name for path in uploads.folder.iterdir()] == ["lock"]
+    uploads.close()
+    assert not uploads.folder.exists()
+
+
+def test_the_folder_of_a_killed_server_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "stella-serve-left"
+    left.mkdir()
+    (left / "upload").write_text("secret")
+    os.utime(left, (1, 1))
+    other = Uploads(Limits())
+    os.utime(other.folder, (1, 1))
+    last = Uploads(Limits())
+    assert not left.exists() and other.folder.exists()
+    last.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_made_for_a_moment_is_made_once_and_forgotten_when_there_is_too_much() -> None:
+    made: list[str] = []
+
+    async def check() -> None:
+        cache = Cache(most=10)
+
+        async def make() -> bytes:
+            made.append("a")
+            await asyncio.sleep(0.01)
+            return b"12345"
+
+        assert await asyncio.gather(*(cache.get("a", make) for _ in range(5))) == [b"12345"] * 5 and made == ["a"]
+        await cache.get("b", make)
+        await cache.get("a", make)
+        await cache.get("c", make)  # b was used least recently
+        assert len(made) == 3 and cache.size == 10
+        await cache.get("a", make)
+        assert len(made) == 3
+        await cache.get("b", make)
+        assert len(made) == 4
+
+        async def fail() -> bytes:
+            raise HttpError(422, "no")
+
+        for _ in range(2):
+            with pytest.raises(HttpError):
+                await cache.get("d", fail)
+
+    asyncio.run(check())
