@@ -64,7 +64,7 @@ def until(page: Any, condition: str, seconds: float = 30.0) -> None:
 
 def give(page: Any, file: Path) -> None:
     page.set_input_files("#file", str(file))
-    page.wait_for_selector(".hit", timeout=60_000)
+    page.wait_for_selector(".hit", timeout=180_000)
 
 
 def test_a_sound_finds_moments_that_play_with_a_heat_map(page: Any, served: tuple[str, Path]) -> None:
@@ -129,7 +129,7 @@ def test_a_recording_is_a_query(page: Any) -> None:
     page.wait_for_selector("#level:not([hidden])")
     page.wait_for_timeout(3000)
     page.click("#record")
-    page.wait_for_selector(".hit", timeout=60_000)
+    page.wait_for_selector(".hit", timeout=180_000)
     assert page.inner_text("#query b") == "Your recording" and "its sound" in page.inner_text("#query small")
 
 
