@@ -276,10 +276,8 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except Exception as error:  # any damage ends here: safetensors raises several kinds
-        raise WeightsError(
-            f"{path} is neither a torch checkpoint nor a whole safetensors file ({error}); "
-            "if it ever was one, copy or download it again"
-        ) from error
+        what = "neither a torch checkpoint nor a whole safetensors file"
+        raise WeightsError(f"{path} is {what} ({error}); copy or download it again") from error
 
 
 def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
@@ -287,6 +285,8 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:  # torch stores, never compresses
                 _check_unpacked(path, sum(member.file_size for member in archive.infolist()))
+                if (bad := archive.testzip()) is not None:
+                    raise WeightsError(f"{path} is damaged: {bad} in it fails its checksum; copy or download it again")
         tree = torch.load(path, map_location="cpu", weights_only=True)
     except WeightsError:
         raise

@@ -579,3 +579,15 @@ def test_one_flipped_bit_in_a_file_of_ours_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(WeightsError, match="checksum"):
             load(path)
+
+
+def test_one_flipped_bit_in_a_torch_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """It is a zip archive, in which every tensor has a checksum that torch itself does not look at."""
+    path = tmp_path / "m.pth"
+    torch.save({f"backbone.transformer.{k}": v for k, v in CAV(TOY).state_dict().items()}, path)
+    content = path.read_bytes()
+    at = content.rindex(b"data/0") // 2  # in the middle of the tensors
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    torch.load(path, weights_only=True)
+    with pytest.raises(WeightsError, match="checksum"):
+        load(path, TOY)
