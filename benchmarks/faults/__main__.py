@@ -81,7 +81,7 @@ def bad(counts: Counter[Row]) -> list[str]:
         by_part[part, outcome.partition(" (")[0]] += count
         if part == "mutated, strict":
             files[not kind.startswith(UNCHECKED), outcome] += count
-    never = ("different", "hung", "failed", "another clip", "opened", "died", "error", "crashed", "ended", "answered")
+    never = ("different", "hung", "failed", "another", "opened", "died", "error", "crashed", "ended", "answered")
     found = [f"{part}: {outcome} × {count}" for (part, outcome), count in by_part.items() if outcome.startswith(never)]
     judged = sum(count for (checked, _), count in files.items() if checked)
     wrong = sum(files[True, outcome] for outcome in ("grey", "gross", "other size"))

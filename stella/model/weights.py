@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +114,17 @@ def packed(
     header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
     header |= {"avm_heads": avm.heads, "avm_beta": avm.beta} if avm else {"avm_heads": None}
     header |= {"inputs": to_tree(inputs)} if inputs else {}
-    metadata = {OURS: json.dumps(header | {"extra": dict(extra or {})})}
-    return safetensors.torch.save({k: v.detach().to("cpu", dtype).contiguous() for k, v in state.items()}, metadata)
+    header = json.loads(json.dumps(header | {"extra": dict(extra or {})}))  # as it is read back
+    tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in state.items()}
+    return safetensors.torch.save(tensors, {OURS: json.dumps(header | {"crc32": _crc32(header, tensors)})})
+
+
+def _crc32(header: Mapping[str, Any], state: State) -> int:
+    """A checksum of a header, without its checksum, and of all tensors with their names."""
+    found = zlib.crc32(json.dumps({**header, "crc32": None}, sort_keys=True).encode())
+    for name in sorted(state):
+        found = zlib.crc32(state[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), found))
+    return found
 
 
 def load(path: Path | str, config: CAVConfig | None = None) -> Loaded:
@@ -197,6 +207,8 @@ def _open(path: Path) -> WeightFile:
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
     state, metadata = _read_torch(path) if pickled else _read_safetensors(path)
     if header := _header(path, metadata):
+        if "crc32" in header and header["crc32"] != _crc32(header, state):
+            raise WeightsError(f"{path} is damaged: it fails its checksum; copy or export it again")
         return WeightFile(path, OURS, state, header)
     state = {re.sub(r"^((module|_orig_mod)\.)+", "", name): value for name, value in state.items()}
     for format_, (mark, _) in FORMATS.items():
@@ -264,10 +276,8 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except Exception as error:  # any damage ends here: safetensors raises several kinds
-        raise WeightsError(
-            f"{path} is neither a torch checkpoint nor a whole safetensors file ({error}); "
-            "if it ever was one, copy or download it again"
-        ) from error
+        what = "neither a torch checkpoint nor a whole safetensors file"
+        raise WeightsError(f"{path} is {what} ({error}); copy or download it again") from error
 
 
 def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
@@ -275,6 +285,8 @@ def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:  # torch stores, never compresses
                 _check_unpacked(path, sum(member.file_size for member in archive.infolist()))
+                if (bad := archive.testzip()) is not None:
+                    raise WeightsError(f"{path} is damaged: {bad} in it fails its checksum; copy or download it again")
         tree = torch.load(path, map_location="cpu", weights_only=True)
     except WeightsError:
         raise

@@ -558,10 +558,36 @@ def test_weights_that_are_no_finite_numbers_are_refused(tmp_path: Path, change: 
     path, model = tmp_path / "ours.safetensors", CAV(TOY)
     save(path, model)
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+        header = json.loads(file.metadata()["stella"])
+        metadata = {"stella": json.dumps({key: header[key] for key in header if key != "crc32"})}  # not mere damage
     state = load_file(path)
     save_file(state | {"backbone.norm.weight": change(state["backbone.norm.weight"])}, path, metadata)
     before = model.norm.weight.clone()
     with pytest.raises(WeightsError, match=says):
         load_into(path, model)
     assert torch.equal(model.norm.weight, before)
+
+
+def test_one_flipped_bit_in_a_file_of_ours_is_noticed(tmp_path: Path) -> None:
+    """In any tensor, and in what the header says of the model."""
+    path = tmp_path / "m.safetensors"
+    save(path, CAV(TOY), AVM(24, 3), extra={"scores": {"A": 1.5, "F": None}, "name": "é", "odd": {10: 1, 9: (2,)}})
+    content = path.read_bytes()
+    assert load(path).extra["scores"]["A"] == 1.5
+    last = len(content) - 1
+    for at in (last, last - 5001, content.index(b'\\"A\\": 1.5') + 9):  # the digit 5 becomes a 4
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(WeightsError, match="checksum"):
+            load(path)
+
+
+def test_one_flipped_bit_in_a_torch_checkpoint_is_noticed(tmp_path: Path) -> None:
+    """It is a zip archive, in which every tensor has a checksum that torch itself does not look at."""
+    path = tmp_path / "m.pth"
+    torch.save({f"backbone.transformer.{k}": v for k, v in CAV(TOY).state_dict().items()}, path)
+    content = path.read_bytes()
+    at = content.rindex(b"data/0") // 2  # in the middle of the tensors
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    torch.load(path, weights_only=True)
+    with pytest.raises(WeightsError, match="checksum"):
+        load(path, TOY)
