@@ -123,7 +123,7 @@ def _crc32(header: Mapping[str, Any], state: State) -> int:
     """A checksum of a header, without its checksum, and of all tensors with their names."""
     found = zlib.crc32(json.dumps({**header, "crc32": None}, sort_keys=True).encode())
     for name in sorted(state):
-        found = zlib.crc32(state[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), found))
+        found = zlib.crc32(state[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), found))
     return found
 
 
