@@ -156,6 +156,7 @@ def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> 
     assert ratios == ["1.00", "0.50", "1.00"]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row in a process of its own, from packed clips; one that fails is told."""
     out, clips, profiled = tmp_path / "rows.csv", tmp_path / "clips", list[str]()

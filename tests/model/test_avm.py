@@ -158,7 +158,8 @@ def test_learns_to_tell_pairs_apart() -> None:
     assert ((avm(o_a, o_v) > 0) == labels).float().mean() > 0.95
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_is_eager(model: CAV, avm: AVM, backend: str) -> None:
     """Scoring and matching as one graph without a break, their values and the module's gradients."""
     torch._dynamo.reset()

@@ -324,7 +324,8 @@ def test_bfloat16_is_close() -> None:
     assert F.cosine_similarity(z.float(), model.represent_a(audio)).min() > 0.999
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_is_eager(backend: str) -> None:
     """One graph without a break; float64 so that 1e-9 tells a wrong formula from another order of sums."""
     torch._dynamo.reset()
