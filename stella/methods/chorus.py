@@ -17,7 +17,6 @@ from torch import Tensor
 
 from stella import selection
 from stella.clip import Batch
-from stella.errors import ConfigError
 from stella.memory import Column
 from stella.methods.base import (
     Losses,
@@ -28,17 +27,14 @@ from stella.methods.base import (
     patch_columns,
     patch_rows,
 )
+from stella.methods.er import ERConfig
 from stella.model.cav import CAVConfig, Patches
 
 
 @dataclass(frozen=True)
-class ChorusConfig:
-    keep_ratio: float = 0.5  # ρ, share of the patches stored, and of the current clips' trained on
+class ChorusConfig(ERConfig):
     draws: float = 3.0  # past clips for each current one
-
-    def __post_init__(self) -> None:
-        if not self.draws > 0:
-            raise ConfigError(f"draws={self.draws} must be above 0: past clips for each current one")
+    keep_ratio: float = 0.5  # ρ, share of the patches stored, and of the current clips' trained on
 
     def kappa(self, length: int) -> int:
         return selection.kappa(length, self.keep_ratio)

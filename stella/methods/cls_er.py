@@ -10,7 +10,7 @@ from stella.clip import Batch
 from stella.errors import ConfigError
 from stella.losses import pair_nll
 from stella.methods.base import Losses, clip_rows, penalty
-from stella.methods.er import ER
+from stella.methods.er import Replay
 from stella.model.cav import CAV, Patches, Split
 from stella.model.slow import SlowWeights, check_shares
 
@@ -33,7 +33,7 @@ class CLSERConfig:
         check_shares(rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)
 
 
-class CLSER(ER):
+class CLSER(Replay):
     Config = CLSERConfig
     title = "CLS-ER"
     summary = "ER with a penalty on memory's distance to the better of two slow copies of the model"

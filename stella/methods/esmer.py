@@ -13,7 +13,7 @@ from torch import Tensor
 from stella.clip import Batch
 from stella.errors import ConfigError
 from stella.methods.base import Losses, clip_rows, penalty
-from stella.methods.er import ER
+from stella.methods.er import Replay
 from stella.model.cav import CAV
 from stella.model.slow import SlowWeights, check_shares
 
@@ -41,7 +41,7 @@ class ESMERLosses(Losses):
     admit: Tensor | None = None  # bool [B], clips that may be stored
 
 
-class ESMER(ER):
+class ESMER(Replay):
     Config = ESMERConfig
     title = "ESMER"
     summary = "ER that learns less from clips on which a slow copy of the model errs, and from that copy on memory's"

@@ -8,7 +8,7 @@ from torch import Tensor
 from stella.clip import Batch
 from stella.errors import ConfigError
 from stella.methods.base import Losses, clip_rows
-from stella.methods.er import ER
+from stella.methods.er import Replay
 from stella.selection import pair_past
 
 
@@ -21,7 +21,7 @@ class LUMPConfig:
             raise ConfigError(f"concentration={self.concentration} must be above 0, and finite")
 
 
-class LUMP(ER):
+class LUMP(Replay):
     Config = LUMPConfig
     title = "LUMP"
     summary = "mixes each clip with one from memory, pixels and spectrogram by the same weight"

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stella.clip import Batch
-from stella.methods.er import ER
+from stella.methods.er import Replay
 from stella.model.cav import Pretrained, Split
 
 Weights = Mapping[str, Tensor]
 
 
-class LooksAhead(ER):
+class LooksAhead(Replay):
     """ER whose replay depends on what a step on the current clips alone would do."""
 
     random = ("virtual",)
