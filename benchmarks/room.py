@@ -3,8 +3,9 @@
     python benchmarks/room.py PLAN.json OUT.jsonl --at-a-time 4 --seconds 500      (several processes may share a plan)
     python benchmarks/room.py --check              does it give the A and F of `pretrain`? In miniature, on a CPU
 
-PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. Processes that share a plan claim
-runs by files in OUT.jsonl.claims; start the MPS daemon for them. Training is the package's own `Trainer`; only the
+PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. With "shares": [0.5] the end is
+also evaluated on that share of each clip's patches, at random. Processes that share a plan claim runs by files in
+OUT.jsonl.claims; start the MPS daemon for them. Training is the package's own `Trainer`; only the
 stream (the same clips in the same order, from spectrograms made once) and the evaluation (several galleries from one
 embedding) are here. results/room was made with it: 12 runs of `tiny` with 1,800 steps take 80 s on an H200.
 """
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stella import selection
 from stella.clip import Batch
 from stella.data.scenes import TASKS, Scenes
 from stella.evaluate.forgetting import summary
@@ -39,11 +42,12 @@ from stella.runs.loop import pretrain
 from stella.train.trainer import Trainer
 
 Run = dict[str, Any]
+Clips = tuple[Tensor, Tensor]  # frames uint8 and log-mel float32 of all tasks
 AHEAD = 6  # steps of a run that may wait on the device
 
 
-def render(split: str, clips: int, seed: int, device: str, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """Frames uint8 and log-mel float32 of all tasks, task after task."""
+def render(split: str, clips: int, seed: int, device: str, chunk: int = 512) -> Clips:
+    """All tasks, one after the other as they are numbered."""
     videos, audios = [], []
     for task in TASKS:
         scenes = Scenes(task, split, clips, seed=seed)
@@ -55,46 +59,46 @@ def render(split: str, clips: int, seed: int, device: str, chunk: int = 512) -> 
 
 
 class Rendered:
-    """A stream of rendered clips: `Stream`'s batches in `Stream`'s order."""
+    """A stream of rendered clips: `Stream`'s batches in `Stream`'s order. `tasks` are numbers of tasks in sequence."""
 
-    def __init__(self, clips: tuple[Tensor, Tensor], joint: bool, config: Any) -> None:
+    def __init__(self, clips: Clips, tasks: list[int], joint: bool, config: Any) -> None:
         (self.video, self.audio), self.config, self.finished_task = clips, config, None
-        each = len(self.video) if joint else len(self.video) // len(TASKS)
-        self.sources = [range(first, first + each) for first in range(0, len(self.video), each)]
+        total = len(self.video)
+        self.rows = torch.arange(total, device=self.video.device).view(len(TASKS), -1)[tasks].flatten()  # by id
+        each = total if joint else total // len(TASKS)
+        self.sources = [range(first, first + each) for first in range(0, total, each)]
         self._batches = self._run()
 
     def _run(self) -> Iterator[tuple[Tensor, int | None]]:
         c = self.config
-        for task, rows in enumerate(self.sources):
+        for task, ids in enumerate(self.sources):
             for epoch in range(c.epochs):
-                order = torch.randperm(len(rows), generator=generator(c.seed, "order", task, epoch))
-                at = (order + rows.start).to(self.video.device)
-                for first in range(0, len(rows), c.batch_size):
-                    last = epoch == c.epochs - 1 and first + c.batch_size >= len(rows)
+                order = torch.randperm(len(ids), generator=generator(c.seed, "order", task, epoch))
+                at = (order + ids.start).to(self.video.device)
+                for first in range(0, len(ids), c.batch_size):
+                    last = epoch == c.epochs - 1 and first + c.batch_size >= len(ids)
                     yield at[first : first + c.batch_size], task if last else None
 
     def __next__(self) -> Batch:
-        at, self.finished_task = next(self._batches)
-        return Batch(self.video[at], self.audio[at], at)
+        ids, self.finished_task = next(self._batches)
+        at = self.rows[ids]
+        return Batch(self.video[at], self.audio[at], ids)
 
 
 class Gallery:
-    """Evaluation clips; `recall` with the first `main` of each task, and A of other sizes at the end."""
+    """Evaluation clips; `recall` with the first `main` of each task."""
 
     def __init__(self, clips: int, main: int, seed: int, device: str) -> None:
         self.clips, self.main = clips, main
         self.video, self.audio = render("eval", clips, seed, device)
 
     @torch.no_grad()
-    def recall(self, model: Any, autocast: Any, last: bool) -> tuple[dict[str, Any], dict[int, list[float]]]:
-        clips, embedded = self.clips if last else self.main, []
-        for first in range(0, len(self.video), self.clips):
-            parts = []
-            for at in torch.arange(first, first + clips, device=self.video.device).split(240):
-                with autocast():
-                    z = model.represent_a(self.audio[at]), model.represent_v(self.video[at])
-                parts.append([F.normalize(each.float(), dim=1) for each in z])
-            embedded.append([torch.cat(column) for column in zip(*parts, strict=True)])
+    def recall(
+        self, model: Any, autocast: Any, tasks: list[int], last: bool
+    ) -> tuple[dict[str, Any], dict[int, list[float]]]:
+        """Recall by task, in the order of `tasks`; after the last task also A of galleries of other sizes."""
+        clips = self.clips if last else self.main
+        embedded = self._embed(lambda at: self._whole(model, at), autocast, tasks, clips)
 
         def of(start: int, stop: int) -> dict[str, Any]:
             return task_recall([Embeddings(a[start:stop], v[start:stop], a[start:stop, 0]) for a, v in embedded])
@@ -102,6 +106,35 @@ class Gallery:
         sizes = [size for size in (240, 480, 960) if last and size <= clips]
         other = {n: [mean(of(i, i + n)) for i in range(0, clips - n + 1, n)] for n in sizes}
         return of(0, self.main), other
+
+    @torch.no_grad()
+    def of_share(self, model: Any, autocast: Any, share: float) -> float:
+        """A if a random share of each clip's patches is all that the encoders see."""
+        draw = generator(0, "share", device=self.video.device)
+        every = list(range(len(TASKS)))
+        embedded = self._embed(lambda at: self._some(model, at, share, draw), autocast, every, self.main)
+        return mean(task_recall([Embeddings(a, v, a[:, 0]) for a, v in embedded]))
+
+    def _embed(self, represent: Any, autocast: Any, tasks: list[int], clips: int) -> list[list[Tensor]]:
+        embedded = []
+        for first in (task * self.clips for task in tasks):
+            parts = []
+            for at in torch.arange(first, first + clips, device=self.video.device).split(240):
+                with autocast():
+                    z = represent(at)
+                parts.append([F.normalize(each.float(), dim=1) for each in z])
+            embedded.append([torch.cat(column) for column in zip(*parts, strict=True)])
+        return embedded
+
+    def _whole(self, model: Any, at: Tensor) -> tuple[Tensor, Tensor]:
+        return model.represent_a(self.audio[at]), model.represent_v(self.video[at])
+
+    def _some(self, model: Any, at: Tensor, share: float, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        kept = []
+        for patches in (model.patches_a(self.audio[at]), model.patches_v(self.video[at])):
+            order = selection.random_order(selection.uniform(*patches.positions.shape, generator=draw))
+            kept.append(patches.take(order[:, : selection.kappa(order.shape[1], share)]))
+        return model.pooled_a(kept[0]), model.pooled_v(kept[1])
 
 
 def mean(recall: dict[str, Any]) -> float:
@@ -111,15 +144,15 @@ def mean(recall: dict[str, Any]) -> float:
 class Job:
     """One run. `tick` takes a step unless enough of them wait on the device; at the end it returns the result."""
 
-    def __init__(self, run: Run, clips: tuple[Tensor, Tensor], gallery: Gallery) -> None:
-        self.run, self.gallery, self.began = run, gallery, time.monotonic()
-        self.config = config_of(run)
+    def __init__(self, run: Run, config: Any, clips: Clips, gallery: Gallery) -> None:
+        self.run, self.config, self.gallery, self.began = run, config, gallery, time.monotonic()
+        self.tasks = [list(TASKS).index(task) for task in config.data.tasks or TASKS]
         self.machine = machine(self.config.train)
         self.on_gpu = self.machine.device.type == "cuda"
         self.own = torch.cuda.Stream() if self.on_gpu else None
         with self.here():
             self.method = build_method(self.config, self.machine.device)
-            self.stream = Rendered(clips, self.method.joint, self.config.stream)
+            self.stream = Rendered(clips, self.tasks, self.method.joint, self.config.stream)
             self.trainer = Trainer(self.method, self.stream, self.config.train, self.machine)  # type: ignore[arg-type]
         self.found: dict[str, list[Run]] = {"": [], "slow_": []}
         self.galleries: Run = {}
@@ -144,10 +177,13 @@ class Job:
         self.trainer.settle()
         task = len(TASKS) - 1 if self.method.joint else done
         models = {"": self.method.eval_model} | ({"slow_": self.trainer.slow.model} if self.trainer.slow else {})
+        last, autocast = task == len(TASKS) - 1, self.machine.autocast
         for name, model in models.items():
-            recall, other = self.gallery.recall(model, self.machine.autocast, task == len(TASKS) - 1)
+            recall, other = self.gallery.recall(model, autocast, self.tasks, last)
             self.found[name].append({"task": task, "recall": recall})
             self.galleries[f"{name}galleries"] = other
+            if last and (shares := self.run.get("shares")):
+                self.galleries[f"{name}shares"] = [self.gallery.of_share(model, autocast, each) for each in shares]
 
     def _result(self) -> Run:
         counters, memory = self.trainer.counters, self.method.memory
@@ -159,6 +195,20 @@ class Job:
         return row | self.galleries
 
 
+@lru_cache(maxsize=1)
+def rendered(clips: int, eval_clips: int, seed: int, device: str) -> tuple[Clips, Gallery]:
+    """The clips of the last data set asked for."""
+    found = render("train", clips, seed, device), Gallery(max(960, eval_clips), eval_clips, seed, device)
+    torch.cuda.empty_cache()  # several processes share the GPU
+    return found
+
+
+def job_of(run: Run) -> Job:
+    config = config_of(run)
+    data, device = config.data, str(machine(config.train).device)
+    return Job(run, config, *rendered(data.clips, data.eval_clips, data.seed, device))
+
+
 def config_of(run: Run) -> Any:
     return settle(run_config(run["recipe"], run["set"]))
 
@@ -167,11 +217,6 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
     began, waiting, jobs = time.monotonic(), list(enumerate(plan)), []
     took: dict[str, float] = {}  # seconds of the last run of each method
-    first = config_of(plan[0])
-    device = str(machine(first.train).device)
-    clips = render("train", first.data.clips, first.data.seed, device)
-    gallery = Gallery(max(960, first.data.eval_clips), first.data.eval_clips, first.data.seed, device)
-    torch.cuda.empty_cache()  # several processes share the GPU
     claims = Path(f"{out}.claims")
     claims.mkdir(parents=True, exist_ok=True)
     while True:
@@ -184,7 +229,10 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
                 os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
-            jobs.append(Job(run, clips, gallery))
+            try:
+                jobs.append(job_of(run))
+            except Exception:
+                traceback.print_exc()
         if not jobs or time.monotonic() - began > seconds:
             return
         idle = True
@@ -208,10 +256,11 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
 def check() -> None:
     """Interleaved runs against `pretrain`, one by one, in miniature."""
     small = ["train.device=cpu", "data.clips=16", "data.eval_clips=12", "stream.epochs=2", "stream.batch_size=8"]
-    for method in ("derpp", "multitask", "stella_plus"):
-        values = [f"method={method}", "seed=100", "memory.bytes=7000000", *small]
+    shuffled = 'data.tasks=["task4","task1","task6","task3","task2","task5"]'
+    for method, *order in (("derpp",), ("multitask",), ("stella_plus",), ("er", shuffled), ("multitask", shuffled)):
+        values = [f"method={method}", "seed=100", "memory.bytes=7000000", *small, *order]
         run = {"label": method, "recipe": "room", "set": values}
-        job = Job(run, render("train", 16, 1, "cpu"), Gallery(12, 12, 1, "cpu"))
+        job = Job(run, config_of(run), render("train", 16, 1, "cpu"), Gallery(12, 12, 1, "cpu"))
         while not isinstance(got := job.tick(), dict):
             pass
         with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 They are not methods of the package. `register` adds them for this process.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from stella import losses, selection
 from stella.clip import Batch
-from stella.memory import Column
+from stella.memory import Column, MemoryBatch
 from stella.methods import METHODS
 from stella.methods.base import Losses, clip_rows, drawn_patches, joined, output_rows, patch_rows
 from stella.methods.derpp import DERpp, stored_penalty
 from stella.methods.stella import AUDIO_RULES, STELLA, Scores, STELLAConfig
 from stella.methods.stella_plus import STELLAPlus
 from stella.model.avm import Scored, score
-from stella.model.cav import CAVConfig, Patches, Split
+from stella.model.cav import CAV, CAVConfig, Patches, Split
 
 
 def draw_blocks(importance: Tensor, pruned: Tensor, noise: Tensor, grid: tuple[int, int, int], size: int = 2) -> Tensor:
@@ -58,6 +58,81 @@ class Frozen(STELLA):
         return scored.x_a.new_zeros((), dtype=torch.float32)
 
 
+class MatchingPast(STELLA):
+    """STELLA whose matching module is trained on the drawn clips too."""
+
+    drawn: MemoryBatch | None
+
+    def draw(self, batch: Batch) -> MemoryBatch | None:
+        self.drawn = super().draw(batch)
+        return self.drawn
+
+    def matching(self, scored: Scored) -> Tensor:
+        if self.drawn is None:
+            return super().matching(scored)
+        a, v = self.model.patches_a(self.drawn["audio"]), self.model.patches_v(self.drawn["video"])
+        past = score(self.model, self.avm, a, v, self.config.score_every)
+        both = {name: torch.cat([getattr(scored, name), getattr(past, name)]) for name in ("x_a", "x_v", "o_a", "o_v")}
+        return super().matching(replace(scored, **both))
+
+
+@dataclass(frozen=True)
+class WholeStepsConfig(STELLAConfig):
+    every: int = 2
+
+
+class WholeSteps(STELLA):
+    """STELLA that trains on whole clips in every n-th step. Needs train.graph=false: steps differ in shape."""
+
+    Config = WholeStepsConfig
+    config: WholeStepsConfig
+    steps = 0
+
+    def choose(self, a: Patches, v: Patches, scores: Scores, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
+        self.steps += 1
+        return (
+            whole(self.model, a, v, drawn)
+            if self.steps % self.config.every == 0
+            else super().choose(a, v, scores, drawn)
+        )
+
+
+@dataclass(frozen=True)
+class TwoPassesConfig(STELLAConfig):
+    contrast: Literal["chosen", "all"] = "chosen"  # the other patches are reconstructed
+
+
+class TwoPasses(STELLA):
+    """STELLA with one pass over the chosen patches and one over whole clips: one is contrasted (and has the penalty),
+    the other reconstructed. 20% of all patches are visible in both."""
+
+    Config = TwoPassesConfig
+    config: TwoPassesConfig
+
+    def loss(self, batch: Batch) -> Losses:
+        a, v = self.model.patches_a(batch.audio), self.model.patches_v(batch.video)
+        drawn = self.draw(batch)
+        scored = score(self.model, self.avm, a, v, self.config.score_every)
+        scores, matching = self.scores(scored, drawn), self.matching(scored)
+        chosen, every = self.choose(a, v, scores, drawn), whole(self.model, a, v, drawn)
+        contrasted, rebuilt = (chosen, every) if self.config.contrast == "chosen" else (every, chosen)
+        out = self.pretrain(*rebuilt)
+        split_a, split_v = self.splits(*contrasted)
+        z_a = self.model.pooled_a(contrasted[0].take(split_a.visible))
+        z_v = self.model.pooled_v(contrasted[1].take(split_v.visible))
+        out = replace(out, z_a=z_a, z_v=z_v)
+        parts = self.parts(out) | {"penalty": self.config.alpha * stored_penalty(out, drawn), "avm": matching}
+        return Losses(parts, output_rows(out, batch) | self.remember(batch, scores, *chosen))
+
+
+def whole(model: CAV, a: Patches, v: Patches, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
+    """All patches of x ∪ m."""
+    if drawn is None:
+        return a, v
+    past_a, past_v = model.patches_a(drawn["audio"]), model.patches_v(drawn["video"])
+    return Patches.cat([a, past_a]), Patches.cat([v, past_v])
+
+
 class Whole(STELLA):
     """STELLA that drops no patch: a subclass says what the selection decides."""
 
@@ -67,9 +142,8 @@ class Whole(STELLA):
         scored = score(self.model, self.avm, a, v, self.config.score_every)
         now, matching = self.scores(scored, drawn), self.matching(scored)
         both = now
+        a, v = whole(self.model, a, v, drawn)
         if drawn is not None:
-            a = Patches.cat([a, self.model.patches_a(drawn["audio"])])
-            v = Patches.cat([v, self.model.patches_v(drawn["video"])])
             both = Scores(**{name: joined(each, drawn, name) for name, each in vars(now).items()})
         draw, rule = self.generators["select"], AUDIO_RULES[self.config.audio]
         num_freq = self.model.config.grid_a[1]
@@ -179,6 +253,9 @@ def register() -> None:
         stella_blocks=Blocks,
         stella_plus_blocks=BlocksPlus,
         stella_frozen=Frozen,
+        stella_matching_past=MatchingPast,
+        stella_whole_steps=WholeSteps,
+        stella_two_passes=TwoPasses,
         see_chosen=SeeChosen,
         target_chosen=TargetChosen,
         patch_memory=PatchMemory,
