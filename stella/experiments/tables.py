@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stella.experiments import paper
 from stella.experiments.paper import Row, format_figure
-from stella.experiments.ranks import FEWEST, kendall, mean_ranks, shared_seeds
+from stella.experiments.ranks import kendall, mean_ranks, shared_seeds
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
 from stella.experiments.room import room
@@ -181,11 +181,14 @@ def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
 
 
 def _ranks(recipe: Recipe, ours: Mapping[str, Rows], figure: str) -> list[str]:
-    """Mean ranks of the variants that have enough runs, if these share enough seeds."""
-    compared = {name: rows for name, rows in ours.items() if len(rows) >= FEWEST}
+    """Mean ranks of the variants that have most runs, if these share enough seeds."""
+    most = max(map(len, ours.values()))
+    compared = {name: rows for name, rows in ours.items() if len(rows) == most}
     if not (ranks := mean_ranks(compared, figure)):
         return []
     best_first = sorted(ranks.items(), key=lambda item: item[1].mean)
     seeds = ", ".join(shared_seeds(compared, figure))
     listed = ", ".join(f"{recipe.variants[name].label} {rank}" for name, rank in best_first)
-    return [f"Mean rank by {WEIGHTS[figure]} weights over seeds {seeds}, with its 95% interval: {listed}."]
+    fewer = ", ".join(recipe.variants[name].label for name, rows in ours.items() if 0 < len(rows) < most)
+    without = f" Not ranked, with fewer runs: {fewer}." if fewer else ""
+    return [f"Mean rank by {WEIGHTS[figure]} weights over seeds {seeds}, with its 95% interval: {listed}.{without}"]
