@@ -34,6 +34,7 @@ from stella.data.scenes import TASKS, Scenes
 from stella.evaluate.forgetting import summary
 from stella.evaluate.retrieval import Embeddings, task_recall
 from stella.experiments.recipe import run_config
+from stella.files import lock
 from stella.media.fbank import fbank
 from stella.rng import generator
 from stella.runs.build import build_method
@@ -198,8 +199,9 @@ class Job:
 @lru_cache(maxsize=1)
 def rendered(clips: int, eval_clips: int, seed: int, device: str) -> tuple[Clips, Gallery]:
     """The clips of the last data set asked for."""
-    found = render("train", clips, seed, device), Gallery(max(960, eval_clips), eval_clips, seed, device)
-    torch.cuda.empty_cache()  # several processes share the GPU
+    with lock(Path(tempfile.gettempdir()) / "render.lock", wait=True):  # rendering takes much memory of a shared GPU
+        found = render("train", clips, seed, device), Gallery(max(960, eval_clips), eval_clips, seed, device)
+        torch.cuda.empty_cache()
     return found
 
 
@@ -232,6 +234,9 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
             try:
                 jobs.append(job_of(run))
             except Exception:
+                if not jobs and not took:  # a worker that cannot start leaves the runs to others
+                    (claims / str(number)).unlink()
+                    raise
                 traceback.print_exc()
         if not jobs or time.monotonic() - began > seconds:
             return
