@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import small
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -35,7 +36,7 @@ from stella.runs.config import RunConfig
 from stella.runs.environment import environment
 from stella.train.device import runtime
 
-SIZES = ("model.image_size=32", "model.spec_frames=64", "memory.clips=30", "train.device=cpu")
+SIZES = (*small.SIZES, "memory.clips=30", "train.device=cpu")
 
 
 def row(method: str) -> Row:
