@@ -89,7 +89,7 @@ def test_a_new_method_needs_no_change_of_other_tests() -> None:
 
 # ---- on scenes
 
-HALF = 11  # steps, in the middle of an epoch and of the first task
+HALF = 6  # steps, in the middle of an epoch and of the first task
 
 
 @dataclasses.dataclass
@@ -117,10 +117,10 @@ def trained(request: pytest.FixtureRequest, _example: None) -> Trained:
 def test_learns(trained: Trained) -> None:
     """What all objectives have in common falls while training, and with it the whole; reconstruction also on clips
     that were never seen."""
-    assert len(trained.parts) == 32
+    assert len(trained.parts) == 16
     for names, share in ((["recon_a", "recon_v"], 0.95), (["contrastive"], 0.9), (["loss"], 0.95)):
         found = [sum(parts[each] for each in names) for parts in trained.parts]
-        assert sum(found[-8:]) < share * sum(found[:8]), names
+        assert sum(found[-4:]) < share * sum(found[:4]), names
     assert trained.after < 0.99 * trained.before  # moving averages are slow
 
 
