@@ -46,8 +46,17 @@ def look(
 
 
 def prepare(
-    src: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    src: Annotated[
+        Path, typer.Argument(help="Folder of videos or archives (.tar, .tar.gz), one archive, or a CAV-MAE .json.")
+    ],
     dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    csv: Annotated[
+        list[Path] | None,
+        typer.Option(help="List of VGGSound or AudioSet: its clips alone, with its classes and splits. Repeatable."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Of the lists, the clips of continual-vs, continual-as or initial-vs.")
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(help="CSV with the columns file,label[,task].", show_default="sub-folders are labels"),
@@ -58,13 +67,30 @@ def prepare(
         bool,
         typer.Option("--strict/--lenient", help="Skip videos that FFmpeg finds damaged, or take what it conceals."),
     ] = True,
+    still: Annotated[bool, typer.Option("--still/--no-still", help="Keep clips with a still picture.")] = True,
+    muted: Annotated[bool, typer.Option("--muted/--no-muted", help="Keep clips without a sound.")] = True,
+    short: Annotated[
+        bool, typer.Option("--short/--no-short", help="Keep clips that last less than nine tenths of --seconds.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be found, missing and left out; write nothing.")
+    ] = False,
     workers: Workers = None,
     worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
+    from stella.data.prepare import ODD, rehearse
     from stella.data.prepare import prepare as run
 
+    if dry_run:
+        for line in rehearse(src, dst, labels_csv=labels, csv=csv or [], only=only):
+            say(line)
+        raise typer.Exit(0)
     options: dict[str, Any] = {
+        "csv": csv or [],
+        "only": only,
+        "leave": [what for what, kept in zip(ODD, (still, muted, short), strict=True) if not kept],
+        "tell": say,
         "seconds": seconds,
         "split": split,
         "strict": strict,

@@ -12,10 +12,9 @@ from stella.data.shards import Shards
 from stella.data.tasks import recording_of
 from stella.errors import ClipError, skippable
 from stella.media.decode import Plan, read_duration
+from stella.media.odd import SILENT, STILL, oddities
 
 PLAN = Plan(span=None)  # frames of the whole clip
-SILENT = 1e-3  # of full scale: -60 dB
-STILL = 1.0  # of 255, on average between the first frame and any other
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class Seen:
 
     @property
     def remarks(self) -> list[str]:
-        frames = self.clip.video.float()
-        still = len(frames) > 1 and float((frames - frames[0]).abs().mean((1, 2, 3)).max()) < STILL
-        silent = float(self.clip.audio.abs().max()) < SILENT
-        return [word for word, applies in {"silent": silent, "still picture": still}.items() if applies]
+        return oddities(self.clip.video, self.clip.audio)
 
     @property
     def title(self) -> str:
@@ -77,7 +73,7 @@ def look(source: Source, clips: int) -> Iterator[Seen | ClipError]:
 def told(seen: Sequence[Seen], source: Source) -> list[str]:
     """Sentences about what is odd."""
     lines = []
-    for what in ("silent", "still picture"):
+    for what in (SILENT, STILL):
         if names := [each.name for each in seen if what in each.remarks]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"{len(names)} of {len(seen)} {what}: {shown}")
