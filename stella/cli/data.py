@@ -20,16 +20,19 @@ def look(
     src: Annotated[Path, typer.Argument(help="Folder of videos, of shards or of packed arrays, or one video file.")],
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("look.png"),
     clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder or file.")] = 8,
+    task: Annotated[
+        str | None, typer.Option(help="Of a benchmark: BENCHMARK:TASK, as continual-vs:sports.", show_default="all")
+    ] = None,
 ) -> None:
     """Write a contact sheet of your own videos as they are decoded, and print which cannot be used and why."""
     from stella.data.skipped import in_words
     from stella.errors import ClipError
-    from stella.report.look import look, open_any, told
+    from stella.report.look import look, open_any, open_task, told
     from stella.report.sheet import SHEETS, contact_sheet
 
     if out.suffix.lower() not in SHEETS:
         raise StellaError(f"--out {out} must end in {', '.join(SHEETS)}: a contact sheet is a picture")
-    source = open_any(src, clips)
+    source = open_task(src, task) if task else open_any(src, clips)
     found = list(look(source, clips))
     bad = [each for each in found if isinstance(each, ClipError)]
     good = [each for each in found if not isinstance(each, ClipError)]
@@ -37,7 +40,8 @@ def look(
         say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
-    contact_sheet([each.clip for each in good], out, f"{src.name} · {len(source)} clips", [each.title for each in good])
+    title = f"{task or src.name} · {len(source)} clips"
+    contact_sheet([each.clip for each in good], out, title, [each.title for each in good])
     for line in told(good, source):
         say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""

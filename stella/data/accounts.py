@@ -5,9 +5,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stella.data.archives.rows import TASKED, Row, chosen, class_in
+from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
 from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
+from stella.data.tasks import ONLY_TASK
 from stella.errors import ClipError
 from stella.files import write_json
 
@@ -75,10 +76,10 @@ def counted(skipped: Skipped) -> tuple[dict[str, int], dict[str, int], int]:
 def write_listed(folder: Path, material: Material) -> None:
     """Keep how many clips the lists name for each task: a run states it beside what it has."""
     tree: dict[str, dict[str, dict[str, int]]] = {}
-    for benchmark in TASKED:
+    for benchmark in (*BENCHMARKS, None):
         for row in chosen(material.rows, benchmark)[0]:
-            task = class_in(row, benchmark)[1]
-            splits = tree.setdefault(benchmark, {}).setdefault(str(task), {"train": 0, "test": 0})
+            task = class_in(row, benchmark)[1] or ONLY_TASK
+            splits = tree.setdefault(benchmark or ONLY_TASK, {}).setdefault(task, {"train": 0, "test": 0})
             splits[row.split] += 1
     write_json(folder / LISTED, {"lists": material.lists, "only": material.only, "tasks": tree})
 

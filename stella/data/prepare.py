@@ -349,7 +349,12 @@ class _Cutter:
         if found:
             meta["odd"] = found
         if job.row is not None:
-            meta |= {"row": job.row.number, "split": job.row.split, "classes": list(job.row.classes)}
+            meta |= {
+                "row": job.row.number,
+                "split": job.row.split,
+                "classes": list(job.row.classes),
+                "nth": job.row.nth,
+            }
         return sample(meta, frames, waveform, fps)
 
 

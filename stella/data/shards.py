@@ -72,6 +72,7 @@ class Entry:
     split: str | None = None  # train or test, of a clip of a list
     classes: list[str] | None = None  # all of them, of a clip of a list
     row: int | None = None  # its place in the list
+    nth: int | None = None  # its place among the listed clips of its class and split
     odd: list[str] | None = None  # still picture, silent, short
 
     def __post_init__(self) -> None:
@@ -115,6 +116,11 @@ class Shards:
                 f"the clips of {self.root} hold {held:g} s and {duration:g} s are wanted, so that the rest would be "
                 f"padding; set data.duration={held:g}, or prepare them with --seconds {duration:g}"
             )
+
+    def changed(self, change: Callable[[Entry], Entry]) -> Self:
+        """The same clips with other lines in the index: another class or task."""
+        self._clips = [(shard, change(entry)) for shard, entry in self._clips]
+        return self
 
     def __len__(self) -> int:
         return len(self._clips)
@@ -351,7 +357,7 @@ def _read_index(shard: Path) -> list[Entry]:
 
 def _entry(meta: dict[str, Any], offset: int) -> Entry:
     times = float(meta["start"]), float(meta["duration"])
-    listed = {name: meta.get(name) for name in ("split", "classes", "row", "odd")}
+    listed = {name: meta.get(name) for name in ("split", "classes", "row", "nth", "odd")}
     return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1], **listed)
 
 

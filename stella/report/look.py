@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stella.clip import Clip, Source, Timed, location_of
 from stella.data.archives.base import Item, Videos
+from stella.data.config import data_config
 from stella.data.folder import Folder
 from stella.data.packed import HEADER, Packed
 from stella.data.shards import Shards
@@ -43,6 +44,13 @@ def open_any(src: Path, clips: int) -> Source:
     if (src / HEADER).is_file():
         return Packed(src)
     return Shards(src, span=None) if src.is_dir() and any(src.glob("shard-*.tar")) else Folder(src, PLAN)
+
+
+def open_task(src: Path, name: str) -> Source:
+    """The training clips of `BENCHMARK:TASK` in a folder."""
+    benchmark, _, task = name.partition(":")
+    [(_, source)] = data_config({"source": benchmark, "path": str(src), "tasks": [task], "span": None}).train_tasks()
+    return source
 
 
 def _pieces(file: Path, clips: int) -> Iterator[tuple[str, float]]:

@@ -73,7 +73,7 @@ def test_lists_of_vggsound_with_and_without_a_header(tmp_path: Path) -> None:
         (tmp_path / name).write_text(header + rows)
         first, second = read_rows([tmp_path / name])
         assert first == Row(0, "aaaaaaaaaaa", 5.0, (SPORT,), "train")
-        assert second == Row(1, "-b_bbbbbbbb", 30.0, (TUNE,), "test")
+        assert second == Row(1, "-b_bbbbbbbb", 30.0, (TUNE,), "test", 0)
     (tmp_path / "test.csv").write_text(f"-b_bbbbbbbb_000030.mp4,{TUNE}\n")
     [only] = read_rows([tmp_path / "test.csv"])
     assert only.id == "-b_bbbbbbbb_000030" and only.split == "test" and only.classes == (TUNE,)
@@ -117,7 +117,7 @@ def test_the_benchmarks_have_the_papers_tasks() -> None:
     vs, audioset = tasks_of("continual-vs"), tasks_of("continual-as")
     assert [len(names) for names in vs.values()] == [20] * 8 and len({n for names in vs.values() for n in names}) == 160
     assert list(audioset) == ["human", "vehicle", "nature", "animal", "others", "home", "music"]
-    rows = [Row(n, f"v{n}", 1.0, (SPORT,), "train") for n in range(405)] + [Row(405, "t", 1.0, (SPORT,), "test")]
+    rows = [Row(n, f"v{n}", 1.0, (SPORT,), "train", n) for n in range(405)] + [Row(405, "t", 1.0, (SPORT,), "test")]
     kept, out = chosen([*rows, Row(406, "v0", 1.0, (SPORT,), "train")], "continual-vs")
     assert [row.number for row in kept] == [*range(400), 405]
     assert Counter(out.values()) == {"beyond the first 400 of its class": 5, "listed twice": 1}

@@ -118,6 +118,9 @@ def test_learns(trained: Trained) -> None:
     """What all objectives have in common falls while training, and with it the whole; reconstruction also on clips
     that were never seen."""
     assert len(trained.parts) == 32
+    if trained.name == "matching":  # it trains no backbone
+        assert trained.after == trained.before and all(parts["loss"] == parts["avm"] for parts in trained.parts)
+        return
     for names, share in ((["recon_a", "recon_v"], 0.95), (["contrastive"], 0.9), (["loss"], 0.95)):
         found = [sum(parts[each] for each in names) for parts in trained.parts]
         assert sum(found[-8:]) < share * sum(found[:8]), names

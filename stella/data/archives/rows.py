@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Row:
     start: float
     classes: tuple[str, ...]
     split: str  # train or test
+    nth: int = 0  # among the rows of its first class and split, from 0
 
     @property
     def id(self) -> str:
@@ -54,8 +55,15 @@ def read_rows(files: Iterable[Path]) -> list[Row]:
         rows += [found for row in table if (found := kind(len(rows), row))]
         if not rows:
             raise StellaError(f"{file} lists no clips; give a CSV of VGGSound or AudioSet")
-        rows = [Row(number, row.video, row.start, row.classes, row.split) for number, row in enumerate(rows)]
-    return rows
+    seen: set[str] = set()
+    taken: Counter[tuple[str | None, str]] = Counter()
+    numbered = []
+    for number, row in enumerate(rows):
+        both = next(iter(row.classes), None), row.split
+        numbered.append(replace(row, number=number, nth=taken[both]))
+        taken[both] += row.id not in seen
+        seen.add(row.id)
+    return numbered
 
 
 def _kind(file: Path, table: Sequence[Sequence[str]]) -> Callable[[int, Sequence[str]], Row | None]:
@@ -129,11 +137,15 @@ def display_names(file: Path) -> dict[str, str] | None:
 
 def class_in(row: Row, benchmark: str | None) -> tuple[str | None, str | None]:
     """The class and the task of a clip in a benchmark; of a clip with several classes the first that the task has."""
-    tasks = tasks_of(benchmark) if benchmark in TASKED else {}
-    for task, names in tasks.items():
-        if found := [name for name in row.classes if name in names]:
-            return found[0], task
-    return next(iter(row.classes), None), None
+    task_of = _task_of(benchmark) if benchmark in TASKED else {}
+    label = next((name for name in row.classes if name in task_of), next(iter(row.classes), None))
+    return label, task_of.get(str(label))
+
+
+@cache
+def _task_of(benchmark: str) -> dict[str, str]:
+    """The task of each class."""
+    return {name: task for task, names in tasks_of(benchmark).items() for name in names}
 
 
 # ---- what a benchmark takes
@@ -174,25 +186,21 @@ def rules(only: str) -> Callable[[Row], str | None]:
 
 def _continual_vs() -> Callable[[Row], str | None]:
     classes = {name for names in tasks_of("continual-vs").values() for name in names}
-    taken: Counter[str] = Counter()
 
     def reason(row: Row) -> str | None:
-        [label] = row.classes[:1] or [""]
-        if label not in classes:
+        if not classes & set(row.classes):
             return "class of no task"
-        if row.split == "test":
-            return None
-        taken[label] += 1
-        return f"beyond the first {MOST_TRAIN} of its class" if taken[label] > MOST_TRAIN else None
+        beyond = row.split == "train" and row.nth >= MOST_TRAIN
+        return f"beyond the first {MOST_TRAIN} of its class" if beyond else None
 
     return reason
 
 
 def _continual_as() -> Callable[[Row], str | None]:
-    tasks = {task: set(names) for task, names in tasks_of("continual-as").items()}
+    task_of = _task_of("continual-as")
 
     def reason(row: Row) -> str | None:
-        found = [task for task, names in tasks.items() if names & set(row.classes)]
+        found = {task_of[name] for name in row.classes if name in task_of}
         return None if len(found) == 1 else "in several tasks" if found else "class of no task"
 
     return reason
@@ -202,8 +210,6 @@ def _initial_vs() -> Callable[[Row], str | None]:
     used = {plain_class(name) for names in tasks_of("continual-vs").values() for name in names}
 
     def reason(row: Row) -> str | None:
-        if row.split == "test":
-            return "test clip"
         return "class of a later task" if used & set(map(plain_class, row.classes)) else None
 
     return reason
