@@ -19,6 +19,8 @@ from stella.data.archives.benchmarks import (
 )
 from stella.data.archives.rows import Row, read_rows
 from stella.data.material import recognise
+from stella.data.prepare import prepare
+from stella.data.scenes.archive import archive
 from stella.data.shards import ShardWriter, sample
 from stella.data.tasks import Tasks
 from stella.errors import StellaError
@@ -145,3 +147,29 @@ def test_what_is_here_stands_beside_what_is_listed(tmp_path: Path) -> None:
         in ContinualVSConfig(path=str(root), tasks=("sports",)).remarks()[0]
     )
     assert "of 5 listed" in VGGSoundConfig(path=str(root)).remarks()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("like", "lists", "source", "tasks"),
+    [
+        ("vggsound", ["vggsound.csv"], ContinualVSConfig, ("sports", "music")),
+        ("video2dataset", ["vggsound.csv"], ContinualVSConfig, ("sports", "music")),
+        ("audioset", ["balanced_train_segments.csv", "eval_segments.csv"], ContinualASConfig, ("human", "vehicle")),
+    ],
+)
+def test_a_miniature_becomes_shards_and_tasks(
+    like: str, lists: list[str], source: Any, tasks: tuple[str, str], tmp_path: Path
+) -> None:
+    have, dst = tmp_path / "have", tmp_path / "dst"
+    assert len(list(archive(like, have, clips=5))) == 30
+    only = source.benchmark
+    summary = prepare(have, dst, csv=[have / name for name in lists], only=only, seconds=2.56, size=96, progress=False)
+    used, out = summary.clips, sum(summary.left_out.values())
+    broken = sum(count for reason, count in summary.skipped.items() if reason != "damaged archive")
+    assert used == 28 and used + out + summary.missing + broken == summary.listed
+    config = source(path=str(dst), tasks=tasks, pixels=96)
+    assert [len(clips) for _, clips in config.train_tasks()] == [4, 4]
+    assert [len(clips) for _, clips in config.eval_tasks()] == [10, 10]
+    with pytest.raises(StellaError, match="holds other files"):
+        list(archive(like, have))
