@@ -1,8 +1,8 @@
 """The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
 Tables and plots use this order: the paper's, with the lower bound first, then our own Chorus and the upper bound.
-`initial` makes the weights that the others start from; `finetune` and then `matching` do so one part after the other, as
-the paper does.
+`initial` makes the weights that the others start from; `finetune` and then `matching` do so one part after the
+other, as the paper does.
 """
 
 import sys
