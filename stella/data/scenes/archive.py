@@ -98,8 +98,9 @@ def _video2dataset(folder: Path, listed: list[Clip], made: list[tuple[Clip, byte
     have = dict(made)
     for number, clip in enumerate(listed):
         url = f"https://www.youtube.com/watch?v={clip[0]}"
-        about = {"url": url, "key": f"{number:09d}", "status": "success" if clip in have else "failed_to_download"}
-        about |= {"error_message": None if clip in have else "Video unavailable"}
+        failed = None if clip in have else "Video unavailable"
+        status = "failed_to_download" if failed else "success"
+        about = {"url": url, "key": f"{number:09d}", "status": status, "error_message": failed}
         files |= {f"{number:09d}.mp4": have[clip]} if clip in have else {}
         files[f"{number:09d}.json"] = json.dumps(about).encode()
     write_bytes(folder / "00000.tar", _tar(files, "w"))
