@@ -3,14 +3,17 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from helpers.media_files import level_frame, write
+from helpers.hostile import HOSTILE, watched
+from helpers.media_files import CLIPS, level_frame, write
 from helpers.served import make_index
 from typer.testing import CliRunner
 
@@ -144,6 +147,22 @@ def test_bad_uploads_get_one_sentence(client: TestClient, root: Path, tmp_path: 
         sentence = answer.json()["error"]
         assert (answer.status_code, words in sentence) == (status, True), answer.text
         assert str(root) not in sentence and "stella-serve" not in sentence and "\n" not in sentence
+
+
+def test_hostile_uploads_are_refused_and_touch_nothing(client: TestClient, tmp_path: Path) -> None:
+    """Lists of other files, ports to listen at, and a picture that would take gigabytes."""
+    other, fifo = tmp_path / "other.mpg", tmp_path / "fifo.mp4"
+    shutil.copyfile(CLIPS / "bbaf2n.mpg", other)
+    os.mkfifo(fifo)
+    large = write(tmp_path / "a.mov", [np.zeros((6000, 8000, 3), np.uint8)], None, codec="png", pix_fmt="gray")
+    bodies = [text.format(other=other, self="a.mp4", fifo=fifo).encode() for text in HOSTILE.values()]
+    for body in (*bodies, large.read_bytes()):
+        began = time.monotonic()
+        with watched(tmp_path) as opened:
+            answer = client.post("/api/search", content=body)
+        sentence = answer.json()["error"]
+        assert answer.status_code == 422 and not opened and time.monotonic() - began < 5, (body[:40], sentence)
+        assert ("not a media file" if body in bodies else "picture too large") in sentence and str(tmp_path) not in sentence
 
 
 def test_nothing_but_files_of_the_index_is_served(client: TestClient, root: Path, scene: Path) -> None:
