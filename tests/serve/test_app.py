@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,12 +156,12 @@ def test_hostile_uploads_are_refused_and_touch_nothing(client: TestClient, tmp_p
     large = write(tmp_path / "a.mov", [np.zeros((6000, 8000, 3), np.uint8)], None, codec="png", pix_fmt="gray")
     bodies = [text.format(other=other, self="a.mp4", fifo=fifo).encode() for text in HOSTILE.values()]
     for body in (*bodies, large.read_bytes()):
-        began = time.monotonic()
         with watched(tmp_path) as opened:
             answer = client.post("/api/search", content=body)
         sentence = answer.json()["error"]
-        assert answer.status_code == 422 and not opened and time.monotonic() - began < 5, (body[:40], sentence)
-        assert ("not a media file" if body in bodies else "picture too large") in sentence and str(tmp_path) not in sentence
+        assert answer.status_code == 422 and not opened, (body[:40], sentence)
+        assert ("not a media file" if body in bodies else "picture too large") in sentence, sentence
+        assert str(tmp_path) not in sentence
 
 
 def test_nothing_but_files_of_the_index_is_served(client: TestClient, root: Path, scene: Path) -> None:
