@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import stella
 from stella.cli import app as cli
+from stella.data.prepare import prepare
 from stella.errors import StellaError
 from stella.files import write_json
 from stella.model import weights
@@ -116,6 +117,23 @@ def test_a_moment_has_a_file_a_picture_a_clip_and_a_heat_map(client: TestClient,
         hit["end"], abs=0.15
     )
     assert client.get(f"{base}/clip", headers={"range": "bytes=0-9"}).content == clip.content[:10]
+
+
+def test_a_clip_in_shards_is_cut_for_the_browser(index: "stella.Index", scene: Path, tmp_path: Path) -> None:
+    """It has no file to send, but a picture, a heat map and a film, which the same model finds again."""
+    prepare(scene.parent, tmp_path / "shards", seconds=2.56, size=110, workers=1, progress=False)
+    in_shards = stella.Index(tmp_path / "index")
+    in_shards.update(tmp_path / "shards", model="base-tiny")
+    served = Served(in_shards.path, None, LIMITS, lambda line: None)
+    with TestClient(create(served, Access()), base_url="http://localhost", raise_server_exceptions=False) as client:
+        hit = first(client, scene, by="video", to="video", k=1)["hits"][0]
+        base = f"/api/moments/{hit['id']}"
+        assert not hit["whole"] and client.get(f"{base}/media").status_code == 404
+        assert client.get(f"{base}/picture").content.startswith(b"\xff\xd8\xff")
+        assert len(client.get(f"{base}/heat").json()["heat"]) == 4
+        (tmp_path / "clip.mp4").write_bytes(client.get(f"{base}/clip").content)
+        again = first(client, tmp_path / "clip.mp4", by="video", to="video", k=1)["hits"][0]
+        assert again["id"] == hit["id"] and again["score"] > 0.95
 
 
 def test_a_sound_has_a_spectrogram_and_no_heat_map(client: TestClient, root: Path) -> None:
