@@ -56,8 +56,7 @@ class Draft(Method):
 
     @classmethod
     def check(cls, model: CAVConfig, config: DraftConfig, objective: ObjectiveConfig) -> None:
-        for length in (model.patches_a, model.patches_v):
-            check_kept(selection.kappa(length, config.keep), length, objective)
+        check_kept(model, objective, *(selection.kappa(n, config.keep) for n in (model.patches_a, model.patches_v)))
 
     @classmethod
     def columns(cls, model: CAVConfig, config: DraftConfig) -> dict[str, Column]:

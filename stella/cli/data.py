@@ -20,16 +20,19 @@ def look(
     src: Annotated[Path, typer.Argument(help="Folder of videos, of shards or of packed arrays, or one video file.")],
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("look.png"),
     clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder or file.")] = 8,
+    task: Annotated[
+        str | None, typer.Option(help="Of a benchmark: BENCHMARK:TASK, as continual-vs:sports.", show_default="all")
+    ] = None,
 ) -> None:
     """Write a contact sheet of your own videos as they are decoded, and print which cannot be used and why."""
     from stella.data.skipped import in_words
     from stella.errors import ClipError
-    from stella.report.look import look, open_any, told
+    from stella.report.look import look, open_any, open_task, told
     from stella.report.sheet import SHEETS, contact_sheet
 
     if out.suffix.lower() not in SHEETS:
         raise StellaError(f"--out {out} must end in {', '.join(SHEETS)}: a contact sheet is a picture")
-    source = open_any(src, clips)
+    source = open_task(src, task) if task else open_any(src, clips)
     found = list(look(source, clips))
     bad = [each for each in found if isinstance(each, ClipError)]
     good = [each for each in found if not isinstance(each, ClipError)]
@@ -37,7 +40,8 @@ def look(
         say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
-    contact_sheet([each.clip for each in good], out, f"{src.name} · {len(source)} clips", [each.title for each in good])
+    title = f"{task or src.name} · {len(source)} clips"
+    contact_sheet([each.clip for each in good], out, title, [each.title for each in good])
     for line in told(good, source):
         say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
@@ -46,8 +50,17 @@ def look(
 
 
 def prepare(
-    src: Annotated[Path, typer.Argument(help="Folder of videos.")],
+    src: Annotated[
+        Path, typer.Argument(help="Folder of videos or archives (.tar, .tar.gz), one archive, or a CAV-MAE .json.")
+    ],
     dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    csv: Annotated[
+        list[Path] | None,
+        typer.Option(help="List of VGGSound or AudioSet: its clips alone, with its classes and splits. Repeatable."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Of the lists, the clips of continual-vs, continual-as or initial-vs.")
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(help="CSV with the columns file,label[,task].", show_default="sub-folders are labels"),
@@ -58,13 +71,30 @@ def prepare(
         bool,
         typer.Option("--strict/--lenient", help="Skip videos that FFmpeg finds damaged, or take what it conceals."),
     ] = True,
+    still: Annotated[bool, typer.Option("--still/--no-still", help="Keep clips with a still picture.")] = True,
+    muted: Annotated[bool, typer.Option("--muted/--no-muted", help="Keep clips without a sound.")] = True,
+    short: Annotated[
+        bool, typer.Option("--short/--no-short", help="Keep clips that last less than nine tenths of --seconds.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be found, missing and left out; write nothing.")
+    ] = False,
     workers: Workers = None,
     worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
+    from stella.data.prepare import ODD, rehearse
     from stella.data.prepare import prepare as run
 
+    if dry_run:
+        for line in rehearse(src, dst, labels_csv=labels, csv=csv or [], only=only):
+            say(line)
+        raise typer.Exit(0)
     options: dict[str, Any] = {
+        "csv": csv or [],
+        "only": only,
+        "leave": [what for what, kept in zip(ODD, (still, muted, short), strict=True) if not kept],
+        "tell": say,
         "seconds": seconds,
         "split": split,
         "strict": strict,

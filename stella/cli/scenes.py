@@ -104,3 +104,21 @@ def render(
     for _ in track(export(scenes, out), f"Rendering {task}", total=clips, console=console):
         pass
     say(f"{clips} clips in {out}")
+
+
+@app.command()
+def archive(
+    out: Annotated[Path, typer.Argument(help="Folder to fill.")],
+    like: Annotated[str, typer.Option(help="Layout: vggsound, audioset or video2dataset.")] = "vggsound",
+    clips: Annotated[int, typer.Option(min=5, help="Number of training clips of each of two tasks.")] = 20,
+    size: Size = "scenes",
+    seed: Seed = 0,
+) -> None:
+    """Write scenes in the layout of a public data set, with missing and damaged parts, to rehearse `stella prepare`."""
+    from rich.progress import track
+
+    from stella.data.scenes.archive import archive as write
+
+    for _ in track(write(like, out, clips, size, seed), f"Rendering {like}", total=2 * (clips + 10), console=console):
+        pass
+    say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir())[:5])} …")

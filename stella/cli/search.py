@@ -77,6 +77,7 @@ def index(
     if forget:
         for source in sources:
             found.forget(source)
+            say(f"{source} is dropped; {sum(found.state().files.values()):,} files are left")
     else:
         done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         _list_bad(found, SHOWN_BAD)
@@ -85,6 +86,7 @@ def index(
         say(f"{found.compact():,} rows of dropped windows removed")
     if faiss:
         found.build_ivf()
+        say("search --faiss is ready")
 
 
 def _list_bad(found: Any, most: int | None) -> None:

@@ -7,9 +7,15 @@ from typing import Any, cast, get_args
 from stella.config import convert
 from stella.data.archives.ave import AVEConfig
 from stella.data.archives.avsbench import AVSBenchConfig
+from stella.data.archives.benchmarks import (
+    AudioSetConfig,
+    ContinualASConfig,
+    ContinualVSConfig,
+    InitialVSConfig,
+    VGGSoundConfig,
+)
 from stella.data.archives.msrvtt import MSRVTTConfig
 from stella.data.archives.sources import FlickrConfig, VGGSSConfig
-from stella.data.archives.vggsound import VGGSoundConfig
 from stella.data.folder import FolderConfig
 from stella.data.packed import PackedConfig
 from stella.data.scenes import ScenesConfig
@@ -24,8 +30,12 @@ DataConfig = (
     | AVSBenchConfig
     | FlickrConfig
     | MSRVTTConfig
-    | VGGSoundConfig
     | VGGSSConfig
+    | VGGSoundConfig
+    | AudioSetConfig
+    | ContinualVSConfig
+    | ContinualASConfig
+    | InitialVSConfig
 )
 
 

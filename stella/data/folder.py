@@ -107,7 +107,7 @@ def find_videos(root: Path, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> list[st
         raise StellaError(f"{root} is not a folder; give the folder that holds the videos")
     found = [
         (folder / name).relative_to(root).as_posix()
-        for folder, _, names in walk(root, _refuse)
+        for folder, _, names in walk(root, refuse)
         for name in names
         if Path(name).suffix.lower() in suffixes
     ]
@@ -170,5 +170,5 @@ def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[s
     return labels
 
 
-def _refuse(error: OSError) -> NoReturn:
+def refuse(error: OSError) -> NoReturn:
     raise StellaError(f"{error.filename} cannot be listed ({error.strerror}); correct its permissions or move it away")

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, Source, Windowed
 from stella.config import differences
+from stella.data.accounts import Summary
 from stella.data.chunk import Job, make, read_clip
 from stella.data.packed import ARRAYS, HEADER, SCALE, VERSION, Header, read_header
-from stella.data.prepare import Summary, progress_bar
+from stella.data.prepare import progress_bar
 from stella.data.skipped import Skipped, in_words
 from stella.data.views import stored_at
 from stella.data.workers import WORKER_GB, Tick

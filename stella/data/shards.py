@@ -12,6 +12,7 @@ import math
 import re
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -68,6 +69,11 @@ class Entry:
     label: str | None = None
     task: str | None = None
     duration: float | None = None  # seconds; none: only the sample itself says
+    split: str | None = None  # train or test, of a clip of a list
+    classes: list[str] | None = None  # all of them, of a clip of a list
+    row: int | None = None  # its place in the list
+    nth: int | None = None  # its place among the listed clips of its class and split
+    odd: list[str] | None = None  # still picture, silent, short
 
     def __post_init__(self) -> None:
         texts = (self.id, self.source, self.label or "", self.task or "")
@@ -110,6 +116,11 @@ class Shards:
                 f"the clips of {self.root} hold {held:g} s and {duration:g} s are wanted, so that the rest would be "
                 f"padding; set data.duration={held:g}, or prepare them with --seconds {duration:g}"
             )
+
+    def changed(self, change: Callable[[Entry], Entry]) -> Self:
+        """The same clips with other lines in the index: another class or task."""
+        self._clips = [(shard, change(entry)) for shard, entry in self._clips]
+        return self
 
     def __len__(self) -> int:
         return len(self._clips)
@@ -216,6 +227,12 @@ class ShardWriter:
         self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
         self.ids = {entry.id for entry in (*indexed, *self._entries)}
         self.sources = {entry.source for entry in (*indexed, *self._entries)}  # files that they were made of
+        self.odd = Counter(what for entry in (*indexed, *self._entries) for what in entry.odd or ())
+
+    @staticmethod
+    def ids_in(root: Path) -> set[str]:
+        """The ids of the clips in finished shards."""
+        return {entry.id for shard in _finished(root) for entry in _read_index(root / shard)}
 
     def append(self, sample: bytes) -> None:
         """Write a `sample`; a full shard is closed."""
@@ -225,6 +242,7 @@ class ShardWriter:
         self._write(sample)
         self._entries.append(entry)
         self.ids.add(entry.id)
+        self.odd.update(entry.odd or ())
         if self._file.end >= self.shard_bytes:
             self._finish()
             self._open(self._number + 1)
@@ -339,7 +357,8 @@ def _read_index(shard: Path) -> list[Entry]:
 
 def _entry(meta: dict[str, Any], offset: int) -> Entry:
     times = float(meta["start"]), float(meta["duration"])
-    return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1])
+    listed = {name: meta.get(name) for name in ("split", "classes", "row", "nth", "odd")}
+    return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1], **listed)
 
 
 def stated_seconds(root: Path) -> float | None:

@@ -245,8 +245,8 @@ class FilesConfig(SourceConfig):
 
 
 @dataclass(frozen=True)
-class DecodedConfig(FilesConfig):
-    """Clips that are decoded while training."""
+class SizedConfig(SourceConfig):
+    """Clips that are decoded while training, in sizes that a model may ask for."""
 
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
 
@@ -278,3 +278,8 @@ class DecodedConfig(FilesConfig):
         c = self.following(None)
         assert c.pixels and c.frames and c.duration and c.span != "auto"
         return Inputs(c.duration, c.pixels, with_margin(c.pixels), c.frames, c.span, time_steps(c.duration))
+
+
+@dataclass(frozen=True)
+class DecodedConfig(SizedConfig, FilesConfig):
+    """Files that are decoded while training."""

@@ -39,6 +39,7 @@ class Order:
 
     tasks: tuple[str, ...] = ()  # empty: the order of the data
     paper: tuple[str, ...] = ()  # names in paper.toml; a variant's row is the first of that name
+    set: tuple[str, ...] = ()  # what differs from the base in this order; a variant's own values win
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ class Recipe:
         return [f"{order}/{variant}" for order in self.orders for variant in self.variants]
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
-        """The configuration of one run. `overrides` change the base; a variant's own values win over them."""
-        return build(RunConfig, self.tree([*overrides, *self.variants[variant].set], self.orders[order].tasks))
+        """The configuration of one run. `overrides` change the base; an order's and a variant's own values win."""
+        values = [*overrides, *self.orders[order].set, *self.variants[variant].set]
+        return build(RunConfig, self.tree(values, self.orders[order].tasks))
 
     def about(self, overrides: Sequence[str] = ()) -> str:
         """One line on what all variants share unless they set it themselves."""
@@ -93,6 +95,9 @@ class Recipe:
             own = [name for name, each in self.variants.items() if any(s.startswith(f"{key}=") for s in each.set)]
             if ignoring := [name for name in own if not only or name in only]:
                 said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own {key} wins.")
+            for name, order in self.orders.items():
+                if any(value.startswith(f"{key}=") for value in order.set):
+                    said.append(f"{override} does not apply to the order {name}: its own {key} wins.")
         return said
 
     def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> Tree:

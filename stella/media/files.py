@@ -6,7 +6,9 @@ the formats listed here.
 
 import errno
 import io
+import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +74,24 @@ def open_media(path: Path, deadline: float, limits: Limits = LIMITS) -> Iterator
             raise ClipError(path, "unreadable file", f"FFmpeg says {error.strerror!r}: fetch it again") from error
         remedy = "it is damaged, truncated, a playlist or of another format: fetch it again or leave it out"
         raise ClipError(path, "not a media file", remedy) from error
+
+
+@contextmanager
+def in_memory(data: bytes) -> Iterator[Path]:
+    """The path of a file with this content, which is in memory as long as the block lasts."""
+    if not hasattr(os, "memfd_create"):  # not Linux
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            yield Path(file.name)
+        return
+    descriptor = os.memfd_create("clip")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

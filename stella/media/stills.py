@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ClipError, require
@@ -14,6 +15,14 @@ from stella.media.decode import Plan, decode_track
 def read_picture(path: Path) -> Tensor:
     """uint8 [3, H, W]."""
     return torch.from_numpy(np.array(_image(path).convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def scaled(picture: Tensor, size: int) -> Tensor:
+    """uint8 [3, H, W] with a short side of `size`."""
+    height, width = picture.shape[-2:]
+    scale = size / min(height, width)
+    shape = max(size, round(height * scale)), max(size, round(width * scale))
+    return F.interpolate(picture[None], shape, mode="bilinear", antialias=True)[0]
 
 
 def read_mask(path: Path) -> Tensor:

@@ -1,7 +1,8 @@
 """The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
 Tables and plots use this order: the paper's, with the lower bound first, then our own Chorus and the upper bound.
-`initial` makes the weights that the others start from.
+`initial` makes the weights that the others start from; `finetune` and then `matching` do so one part after the
+other, as the paper does.
 """
 
 import sys
@@ -21,6 +22,7 @@ __all__ = ["METHODS", "Losses", "MemoryConfig", "Method", "ObjectiveConfig", "bu
 
 FOUND_IN = {  # file and class
     "initial": "initial.Initial",
+    "matching": "matching.Matching",
     "finetune": "finetune.Finetune",
     "er": "er.ER",
     "mir": "mir.MIR",

@@ -30,8 +30,8 @@ class SomePatches(DERpp):
 
     @classmethod
     def check(cls, model: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
-        for length in (model.patches_a, model.patches_v):
-            check_kept(selection.kappa(length, config.keep_ratio), length, objective)
+        lengths = model.patches_a, model.patches_v
+        check_kept(model, objective, *(selection.kappa(n, config.keep_ratio) for n in lengths))
 
     @abstractmethod
     def order_a(self, a: Patches) -> Tensor:

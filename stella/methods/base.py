@@ -116,8 +116,7 @@ class Method(nn.Module, ABC):
     @classmethod
     def check(cls, model: CAVConfig, config: Any, objective: ObjectiveConfig) -> None:
         """Refuse a configuration that does not fit a model of these sizes, before it is built."""
-        for length in (model.patches_a, model.patches_v):
-            check_kept(length, length, objective)
+        check_kept(model, objective, model.patches_a, model.patches_v)
 
     @classmethod
     def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column] | None:
@@ -211,19 +210,20 @@ class Method(nn.Module, ABC):
         return split_by_noise(drawn.gather(1, patches.positions), selection.visible(length, self.objective.mask_ratio))
 
 
-def check_kept(kept: int, length: int, objective: ObjectiveConfig) -> None:
+def check_kept(model: CAVConfig, objective: ObjectiveConfig, kept_a: int, kept_v: int) -> None:
     """Refuse a selection that leaves no visible or no masked patch."""
-    visible = selection.visible(length, objective.mask_ratio)
-    if visible < 1:
-        raise ConfigError(
-            f"objective.mask_ratio={objective.mask_ratio:g} leaves none of {length} patches visible; "
-            "lower it, or use a longer or larger input"
-        )
-    if not visible < kept <= length:
-        raise ConfigError(
-            f"keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
-            f"set it above {1 - objective.mask_ratio:g} and at most to 1"
-        )
+    for kept, length in ((kept_a, model.patches_a), (kept_v, model.patches_v)):
+        visible = selection.visible(length, objective.mask_ratio)
+        if visible < 1:
+            raise ConfigError(
+                f"objective.mask_ratio={objective.mask_ratio:g} leaves none of {length} patches visible; "
+                "lower it, or use a longer or larger input"
+            )
+        if not visible < kept <= length:
+            raise ConfigError(
+                f"keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
+                f"set it above {1 - objective.mask_ratio:g} and at most to 1"
+            )
 
 
 def clip_columns(model: CAVConfig) -> dict[str, Column]:

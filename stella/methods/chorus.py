@@ -52,8 +52,7 @@ class Chorus(Method):
 
     @classmethod
     def check(cls, model: CAVConfig, config: ChorusConfig, objective: ObjectiveConfig) -> None:
-        for length in (model.patches_a, model.patches_v):
-            check_kept(config.kappa(length), length, objective)
+        check_kept(model, objective, config.kappa(model.patches_a), config.kappa(model.patches_v))
 
     @classmethod
     def columns(cls, model: CAVConfig, config: ChorusConfig) -> dict[str, Column]:

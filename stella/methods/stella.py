@@ -114,8 +114,7 @@ class STELLA(Method):
 
     @classmethod
     def check(cls, model: CAVConfig, config: STELLAConfig, objective: ObjectiveConfig) -> None:
-        check_kept(config.kappa_a(model), model.patches_a, objective)
-        check_kept(config.kappa_v(model), model.patches_v, objective)
+        check_kept(model, objective, config.kappa_a(model), config.kappa_v(model))
         check_heads(model.dim, config.heads(model))
 
     @classmethod

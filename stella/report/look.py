@@ -6,16 +6,16 @@ from pathlib import Path
 
 from stella.clip import Clip, Source, Timed, location_of
 from stella.data.archives.base import Item, Videos
+from stella.data.config import data_config
 from stella.data.folder import Folder
 from stella.data.packed import HEADER, Packed
 from stella.data.shards import Shards
 from stella.data.tasks import recording_of
 from stella.errors import ClipError, skippable
 from stella.media.decode import Plan, read_duration
+from stella.media.odd import SILENT, STILL, oddities
 
 PLAN = Plan(span=None)  # frames of the whole clip
-SILENT = 1e-3  # of full scale: -60 dB
-STILL = 1.0  # of 255, on average between the first frame and any other
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,7 @@ class Seen:
 
     @property
     def remarks(self) -> list[str]:
-        frames = self.clip.video.float()
-        still = len(frames) > 1 and float((frames - frames[0]).abs().mean((1, 2, 3)).max()) < STILL
-        silent = float(self.clip.audio.abs().max()) < SILENT
-        return [word for word, applies in {"silent": silent, "still picture": still}.items() if applies]
+        return oddities(self.clip.video, self.clip.audio)
 
     @property
     def title(self) -> str:
@@ -47,6 +44,13 @@ def open_any(src: Path, clips: int) -> Source:
     if (src / HEADER).is_file():
         return Packed(src)
     return Shards(src, span=None) if src.is_dir() and any(src.glob("shard-*.tar")) else Folder(src, PLAN)
+
+
+def open_task(src: Path, name: str) -> Source:
+    """The training clips of `BENCHMARK:TASK` in a folder."""
+    benchmark, _, task = name.partition(":")
+    [(_, source)] = data_config({"source": benchmark, "path": str(src), "tasks": [task], "span": None}).train_tasks()
+    return source
 
 
 def _pieces(file: Path, clips: int) -> Iterator[tuple[str, float]]:
@@ -77,7 +81,7 @@ def look(source: Source, clips: int) -> Iterator[Seen | ClipError]:
 def told(seen: Sequence[Seen], source: Source) -> list[str]:
     """Sentences about what is odd."""
     lines = []
-    for what in ("silent", "still picture"):
+    for what in (SILENT, STILL):
         if names := [each.name for each in seen if what in each.remarks]:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             lines.append(f"{len(names)} of {len(seen)} {what}: {shown}")

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stella.data.skipped import in_words
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 from stella.evaluate.forgetting import Accuracy
 from stella.evaluate.retrieval import KS
 from stella.files import Line, read_json, write_text
@@ -107,7 +107,7 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
         title="STELLA: " + ", ".join([g.label for g in groups] or ["downstream tasks"]),
         story=(_story(groups, cues) if groups else []) + story(downstream or {}),
         facts=_facts(records, groups) if groups else [],
-        notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished,
+        notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished + _notes(records),
         results=_results(groups, cues) if any(g.finished for g in groups) else None,
         matrices=[
             _matrix(version, acc, top) | {"colour": i % len(SERIES), "slow": version is not g}
@@ -118,6 +118,11 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
         downstream=downstream,
         methods=[_method(g, i) for i, g in enumerate(groups)],
     )
+
+
+def _notes(records: Sequence[RunRecord]) -> list[str]:
+    """What the runs noted of their weights and data, each once."""
+    return list(dict.fromkeys(f"{plain(note)}." for record in records for note in record.notes))
 
 
 def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[str]:

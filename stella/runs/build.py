@@ -1,5 +1,6 @@
 """From a configuration to its method, and the checks before anything is built."""
 
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
@@ -54,19 +55,26 @@ def check_fits(memory: int, device: torch.device | str) -> None:
         )
 
 
-def build_method(config: RunConfig, device: torch.device, initial: bool = True, most: int | None = None) -> Method:
+def build_method(
+    config: RunConfig,
+    device: torch.device,
+    initial: bool = True,
+    most: int | None = None,
+    tell: Callable[[list[str]], None] = lambda notes: None,
+) -> Method:
     """The method on its model, with `config.model.weights` if `initial`; other initial weights come from the seed.
 
-    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number).
+    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number). `tell` is
+    given the decisions of the import of the weights.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         model = CAV(model_config(config)).to(device)
         file = config.model.weights if initial else None
-        if file:
-            weights.load_into(file, model)
+        notes = weights.load_into(file, model) if file else []
         method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed, most)
         method = method.to(device)
         if file and method.avm is not None:
-            weights.load_into(file, model, method.avm)
+            notes = weights.load_into(file, model, method.avm)
+        tell(notes)
         return method

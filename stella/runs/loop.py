@@ -112,12 +112,15 @@ class Run(Training):
             inputs = inputs_of(self.config)
             short = too_short(clips, min(inputs.seconds, inputs.duration), stream.workers)
         remarks = [*data.remarks(), *([short] if short else [])]
-        return plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory) + remarks
+        weights = [f"{self.config.model.weights}: {note}" for note in self.imported]
+        write_json(self.folder.notes, {"weights": weights, "data": remarks})
+        return [*weights, *plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory), *remarks]
 
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(device))
-        self.method = build_method(config, device, initial, passes(self.tasks, config.stream))
+        self.imported: list[str] = []
+        self.method = build_method(config, device, initial, passes(self.tasks, config.stream), self.imported.extend)
         keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         return Trainer(self.method, Stream(shown, config.stream, device, self.skipped), config.train, self.machine)

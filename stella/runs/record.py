@@ -35,6 +35,7 @@ class RunRecord:
     metrics: list[Line]
     speed: list[Line]
     skipped: Skipped
+    notes: tuple[str, ...] = ()  # of the import of weights and of the data
 
     def lines(self, kind: str) -> list[Line]:
         return [line for line in self.metrics if line.get("kind") == kind]
@@ -97,7 +98,10 @@ def read_run(path: Path | str) -> RunRecord:
     config = folder.read_config()
     environment = read_json(folder.environment) if folder.environment.exists() else {}
     skipped = Skipped(folder.skipped)
-    return RunRecord(folder.root, config, environment, read_lines(folder.metrics), read_lines(folder.speed), skipped)
+    told = read_json(folder.notes) if folder.notes.exists() else {}
+    notes = tuple(str(note) for kind in ("weights", "data") for note in told.get(kind, []))
+    metrics, speed = read_lines(folder.metrics), read_lines(folder.speed)
+    return RunRecord(folder.root, config, environment, metrics, speed, skipped, notes)
 
 
 def mean_recall(evaluation: Line) -> forgetting.Accuracy:

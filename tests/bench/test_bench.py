@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import small
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -35,7 +36,7 @@ from stella.runs.config import RunConfig
 from stella.runs.environment import environment
 from stella.train.device import runtime
 
-SIZES = ("model.image_size=32", "model.spec_frames=64", "memory.clips=30", "train.device=cpu")
+SIZES = (*small.SIZES, "memory.clips=30", "train.device=cpu")
 
 
 def row(method: str) -> Row:
@@ -163,7 +164,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_module, "profile_all", lambda configs, *_: profiled.extend(configs))
     pack(Scenes("task1", "train", 12), clips, pixels=32, spec_frames=64, size=32, workers=1, progress=False)
     feed = ["--packed", str(clips), "--out", str(out), "--profile"]
-    values = ["bench", *SIZES, "--methods", "er", "--batches", "5,48,5", "--steps", "2", *feed]
+    values = ["bench", *SIZES, "model.preset=tiny", "--methods", "er", "--batches", "5,48,5", "--steps", "2", *feed]
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 1 and "er, batch 5:" in done.output
     assert "er, batch 48 failed:" in done.output and "has 12 clips, fewer than a batch of 48" in done.output

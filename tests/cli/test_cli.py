@@ -196,8 +196,8 @@ def test_weights_tells_of_a_configuration_what_is_not_usual() -> None:
 
 
 SHORT = (
-    *("data.clips=24", "data.eval_clips=12", "data.tasks=['task1','task2']", "stream.batch_size=12"),
-    *("stream.augment=false", "memory.clips=16", "model.weights=base-tiny", "evaluate.batch=24"),
+    *("data.clips=8", "data.eval_clips=6", "data.tasks=['task1','task2']", "stream.batch_size=8"),
+    *("stream.augment=false", "memory.clips=8", "model.weights=base-tiny", "evaluate.batch=12"),
 )
 
 
@@ -214,7 +214,7 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
     assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
     measured = run.invoke(app, ["evaluate", one])
-    assert measured.exit_code == 0 and "all 24 clips as gallery" in measured.output and "class" in measured.output
+    assert measured.exit_code == 0 and "all 12 clips as gallery" in measured.output and "class" in measured.output
     mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]
     assert last.startswith(f"A {mean}, F ")
     with (tmp_path / "one" / "metrics.jsonl").open("r+") as metrics:

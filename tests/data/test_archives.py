@@ -18,7 +18,6 @@ from stella.data.archives.ave import AVEConfig
 from stella.data.archives.avsbench import AVSBenchConfig
 from stella.data.archives.msrvtt import MSRVTTConfig
 from stella.data.archives.sources import FlickrConfig, VGGSSConfig, box_mask, read_boxes
-from stella.data.archives.vggsound import TASKS_FILE, VGGSoundConfig
 from stella.data.config import data_config
 from stella.data.downstream import masked
 from stella.data.skipped import Skipped
@@ -243,38 +242,6 @@ def test_msrvtt_by_lists_and_by_annotations(tmp_path: Path) -> None:
     (tmp_path / "videodatainfo.json").write_text(json.dumps({"annotations": []}))
     with pytest.raises(StellaError, match="names no splits; copy train_list_miech"):
         config.part("train")
-
-
-# ---- VGGSound
-
-
-def test_continual_vs_with_labels(tmp_path: Path) -> None:
-    labels = json.loads(TASKS_FILE.read_text())
-    sport, tune = labels["sports"][1], labels["music"][0]
-    assert "," in sport
-    write_video(tmp_path / "aaaaaaaaaaa_000005.mp4")
-    write_video(tmp_path / "some/where/bbbbbbbbbbb_7000_17000.mp4", seed=1)
-    header = ["youtube_id", "start_seconds", "label", "split"]
-    clips = [
-        ["aaaaaaaaaaa", "5", sport, "train"],
-        ["bbbbbbbbbbb", "7", tune, "train"],
-        ["ccccccccccc", "1", tune, "test"],
-    ]
-    clips += [["d", "1", sport, "test"], ["e", "1", "zebra braying", "train"]]
-    clips += [[f"f{n}", "1", sport, "train"] for n in range(405)]
-    for lines in (clips, [header, *clips]):
-        rows(tmp_path / "vggsound.csv", *lines)
-        config = VGGSoundConfig(path=str(tmp_path), tasks=("sports", "music"), **SMALL)
-        tasks = dict(config.train_tasks())
-        assert [len(source) for source in tasks.values()] == [400, 1]  # the first 400 of a class
-        assert tasks["sports"][0].labels.name == sport and tasks["music"][0].labels.name == tune
-        parts = config.downstream("classify")
-        assert len(parts.classes) == 40 and len(parts.train) + len(parts.validation) == 401 and len(parts.test) == 2
-    with pytest.raises(StellaError, match="has no task opera"):
-        VGGSoundConfig(path=str(tmp_path), tasks=("opera",)).train_tasks()
-    (tmp_path / "vggsound.csv").write_text(f"aaaaaaaaaaa,5,{sport},train\n")
-    with pytest.raises(StellaError, match="put labels that hold commas in quotes"):
-        config.train_tasks()
 
 
 # ---- VGG-SS and Flickr-SoundNet

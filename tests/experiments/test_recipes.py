@@ -30,7 +30,7 @@ OWN_CLIPS = ("data.path=clips", "data.pixels=96", "data.duration=2.56", "memory.
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_recipe_of_a_single_run_resolves(name: str) -> None:
-    config = settle(run_config(name))
+    config = settle(run_config(name, ["data.path=clips"] if name.startswith("initial") else []))
     assert config.method in METHODS
     assert model_config(config).image_size == config.stream.size
 
@@ -290,3 +290,26 @@ def test_another_data_source_drops_the_recipes_keys_of_its_own(tmp_path: Path) -
         run_config("scenes", ["data.source=folder", f"data.path={tmp_path}", "data.clips=5"])
     with pytest.raises(ConfigError, match=r"unknown data\.source='flder'"):
         run_config("scenes", ["data.source=flder"])
+
+
+def test_the_shuffled_continual_vs_has_the_papers_batch() -> None:
+    made = runs("continual-vs", OWN_CLIPS, only=["er", "stella++"])
+    sizes = {key: config.stream.batch_size for key, config in made.items()}
+    assert sizes == {"original/er": 48, "shuffled/er": 36, "original/stella++": 80, "shuffled/stella++": 80}
+    said = load("continual-vs").shadowed(["stream.batch_size=8"])
+    assert any("the order shuffled: its own stream.batch_size wins" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "source", "epochs"),
+    [
+        ("initial-vs", "finetune", "initial-vs", 25),
+        ("initial-vs-matching", "matching", "audioset", 15),
+        ("initial-as", "finetune", "vggsound", 25),
+        ("initial-as-matching", "matching", "vggsound", 8),
+    ],
+)
+def test_the_initial_chain_is_the_authors(name: str, method: str, source: str, epochs: int) -> None:
+    config = run_config(name, ["data.path=clips"])
+    assert (config.method, config.data.source, config.stream.epochs) == (method, source, epochs)
+    assert (config.stream.batch_size, config.train.lr, config.train.decay) == (48, 1e-4, 0.0)

@@ -124,7 +124,7 @@ def test_runs_can_be_chosen() -> None:
         (["table1", "--seeds-list", "3,x"], "whole numbers"),
         (["table1", "--from", "no.csv"], "no.csv cannot be read"),
         (["table1", "train.lrr=1"], "did you mean train.lr?"),
-        (["continual-as"], "data.source=shards needs clips of your own: set data.path=FOLDER"),
+        (["continual-as"], "data.source=continual-as needs your copy of it: set data.path=FOLDER"),
     ],
 )
 def test_wrong_names_are_answered_with_the_right_ones(args: list[str], said: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def trained(
 ) -> Trainer:
     """Short last batches, a memory that is filled on the way, more than one shape."""
     settings = f"train.graph={str(graph).lower()}", f"train.compile={compile}", f"train.precision={precision}"
-    config = settle(quick(name, *settings, "train.device=cuda", "memory.clips=9", *more))
+    config = settle(quick(name, *settings, "model.preset=tiny", "train.device=cuda", "memory.clips=9", *more))
     config = replace(config, stream=replace(config.stream, epochs=5))
     machine = runtime("cuda", config.train.precision, config.train.compile)
     stream = Stream([("one", Noise(0, clips)), ("two", Noise(1, clips + 1))], config.stream, machine.device)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -38,6 +39,7 @@ def write(
     audio_start: float = 0.0,
 ) -> Path:
     """Pictures [H, W, 3] at `times` (or at a fixed rate) and audio float32 [channels, S] into a file of any kind."""
+    packets: list[Any] = []
     with av.open(str(path), "w") as out:
         if frames is not None:
             video = out.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options or {})
@@ -51,8 +53,8 @@ def write(
                 frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
                 frame.pts = i if times is None else round(times[i] * 1000)
                 frame.time_base = video.codec_context.time_base
-                out.mux(video.encode(frame))
-            out.mux(video.encode())
+                packets += video.encode(frame)
+            packets += video.encode()
         if audio is not None:
             sample_format = sound.codec_context.format.name
             resampler = av.AudioResampler(sample_format, layout, rate)
@@ -61,8 +63,10 @@ def write(
             for frame in [*resampler.resample(raw), *resampler.resample(None)]:
                 if frame is not None:
                     frame.pts, frame.time_base = round(audio_start * rate), Fraction(1, rate)
-                    out.mux(sound.encode(frame))
-            out.mux(sound.encode())
+                    packets += sound.encode(frame)
+            packets += sound.encode()
+        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):  # tracks interleaved
+            out.mux(packet)
     return path
 
 

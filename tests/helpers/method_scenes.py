@@ -41,10 +41,10 @@ SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames
 
 
 def scenes_trainer(name: str, tasks: list[tuple[str, Told]] | None = None, seed: int = 0) -> Trainer:
-    """Two tasks of four epochs, each of three batches and a short one: 32 steps."""
+    """Two tasks of two epochs, each of three batches and a short one: 16 steps."""
     tasks = tasks or [("task1", Told(scenes("task1", 22))), ("task2", Told(scenes("task2", 23)))]
-    stream = Stream(tasks, StreamConfig(batch_size=6, epochs=4, **SHAPES))
-    return Trainer(method(name, clips=10, seed=seed), stream, TrainConfig(lr=1e-3), runtime("cpu"))
+    stream = Stream(tasks, StreamConfig(batch_size=6, epochs=2, **SHAPES))
+    return Trainer(method(name, clips=10, seed=seed), stream, TrainConfig(lr=3e-3), runtime("cpu"))
 
 
 def advance(trainer: Trainer, steps: int = 100) -> list[dict[str, float]]:

@@ -114,8 +114,8 @@ def train(method: Method, sizes: Iterable[int] = (6, 6, 6, 5, 6, 1)) -> list[dic
     return [step(one, each) for each in batches(sizes)]
 
 
-def assert_same_weights(one: Method, other: Method) -> None:
-    ours, theirs = one.model.state_dict(), other.model.state_dict()
+def assert_same_weights(one: Method, other: Method, part: str = "model") -> None:
+    ours, theirs = (getattr(each, part).state_dict() for each in (one, other))
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not different

@@ -1,5 +1,6 @@
-"""Runs that take a second: clips of coloured noise, a model of a few patches."""
+"""Runs that take a second: clips of coloured noise, a small model of a few patches."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from torch import Tensor
 
 from helpers.noise import Noise
 from stella.config import resolve
+from stella.model.cav import PRESETS
 from stella.runs import loop as run_module
 from stella.runs.config import RunConfig
 
-SIZES = ("model.image_size=32", "model.spec_frames=64")
+PRESETS["toy"] = dataclasses.replace(
+    PRESETS["tiny"], dim=16, depth=2, fusion_from=1, heads=2, dec_dim=16, dec_depth=1, dec_heads=2
+)
+SIZES = ("model.preset=toy", "model.image_size=32", "model.spec_frames=64")
 QUICK = (
     *SIZES,
     "stream.batch_size=4",

@@ -1,20 +1,17 @@
 """How media files are opened: odd but healthy ones are read, and none of them reaches outside itself."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import random
 import resource
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
+from helpers.hostile import HOSTILE, watched
 from helpers.media_files import CLIPS, level_frame, tone, write
 
 from stella.errors import ClipError
@@ -60,59 +57,18 @@ def test_a_track_that_appears_in_mid_file_is_no_end(tmp_path: Path) -> None:
 # ---- files that reach outside
 
 
-HOSTILE = {
-    "ffconcat": "ffconcat version 1.0\nfile {other}\n",
-    "concat of itself": "ffconcat version 1.0\nfile {self}\nfile {self}\n",
-    "concat with a FIFO": "ffconcat version 1.0\nfile {fifo}\n",
-    "HLS": "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{other}\n#EXT-X-ENDLIST\n",
-    "HLS with a FIFO": "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{fifo}\n#EXT-X-ENDLIST\n",
-    "DASH": '<?xml version="1.0"?>\n<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" '
-    'mediaPresentationDuration="PT2S"><Period><AdaptationSet><Representation id="1" bandwidth="1">'
-    "<BaseURL>{other}</BaseURL></Representation></AdaptationSet></Period></MPD>\n",
-    "SDP": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 50010 RTP/AVP 96\n"
-    "a=rtpmap:96 H264/90000\n",
-}
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_second_file_is_opened(tmp_path: Path, kind: str, opened: list[str]) -> None:
+def test_no_second_file_is_opened(tmp_path: Path, kind: str) -> None:
     """A list of other places is refused before anything that it names is touched."""
     path, fifo, other = tmp_path / "a.mp4", tmp_path / "fifo.mp4", tmp_path / "other.mpg"
     os.mkfifo(fifo)
     other.symlink_to(CLIPS / "bbaf2n.mpg")
     path.write_text(HOSTILE[kind].format(other=other.name, self=path.name, fifo=fifo.name))
-    opened.clear()
     began = time.monotonic()
-    with pytest.raises(ClipError) as caught:
+    with watched(tmp_path) as opened, pytest.raises(ClipError) as caught:
         decode(path, PLAN, time_limit=3)
     assert caught.value.reason == "not a media file" and time.monotonic() - began < 1
     assert set(opened) <= {str(path)}
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[list[str]]:
-    """The files below `tmp_path` that this process has opened, as the kernel tells them."""
-    libc, found = ctypes.CDLL(None, use_errno=True), []
-    watch = libc.inotify_init1(os.O_NONBLOCK)
-    libc.inotify_add_watch(watch, os.fsencode(tmp_path), 0x20)  # IN_OPEN
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(watch, 1 << 16)
-                while data:
-                    length = int.from_bytes(data[12:16], "little")
-                    found.append(str(tmp_path / os.fsdecode(data[16 : 16 + length].rstrip(b"\0"))))
-                    data = data[16 + length :]
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    yield found
-    stop.set()
-    thread.join()
-    os.close(watch)
 
 
 def test_a_flac_in_memory_is_flac_and_nothing_else(tmp_path: Path) -> None:

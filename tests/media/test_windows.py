@@ -134,7 +134,8 @@ def test_timestamps_that_jump_are_refused(tmp_path: Path) -> None:
 
 
 def test_few_packets_are_held_however_long_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.mkv", moving(25 * 40), noisy(40.0, 16000), layout="stereo", options={"g": "25"})
+    options = {"g": "25", "preset": "ultrafast"}
+    path = write(tmp_path / "a.mkv", moving(25 * 40), noisy(40.0, 16000), layout="stereo", options=options)
     held, plain = [], module._Reader._add
 
     def counted(self: Any, kind: str, track: Any, packet: Any, keep: bool) -> None:

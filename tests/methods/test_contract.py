@@ -89,7 +89,7 @@ def test_a_new_method_needs_no_change_of_other_tests() -> None:
 
 # ---- on scenes
 
-HALF = 11  # steps, in the middle of an epoch and of the first task
+HALF = 6  # steps, in the middle of an epoch and of the first task
 
 
 @dataclasses.dataclass
@@ -117,10 +117,13 @@ def trained(request: pytest.FixtureRequest, _example: None) -> Trained:
 def test_learns(trained: Trained) -> None:
     """What all objectives have in common falls while training, and with it the whole; reconstruction also on clips
     that were never seen."""
-    assert len(trained.parts) == 32
+    assert len(trained.parts) == 16
+    if trained.name == "matching":  # it trains no backbone
+        assert trained.after == trained.before and all(parts["loss"] == parts["avm"] for parts in trained.parts)
+        return
     for names, share in ((["recon_a", "recon_v"], 0.95), (["contrastive"], 0.9), (["loss"], 0.95)):
         found = [sum(parts[each] for each in names) for parts in trained.parts]
-        assert sum(found[-8:]) < share * sum(found[:8]), names
+        assert sum(found[-4:]) < share * sum(found[:4]), names
     assert trained.after < 0.99 * trained.before  # moving averages are slow
 
 
@@ -263,9 +266,10 @@ def test_the_seed_alone_decides_the_weights_not_ids_nor_the_global_generator(nam
     for b in batches([4, 4]):
         step(loop, dataclasses.replace(b, ids=1000 - b.ids))
     assert torch.equal(state, torch.get_rng_state())
-    assert_same_weights(one, same)
+    part = "avm" if name == "matching" else "model"
+    assert_same_weights(one, same, part)
     with pytest.raises(AssertionError):
-        assert_same_weights(one, other)
+        assert_same_weights(one, other, part)
 
 
 class NoWaiting(TorchDispatchMode):

@@ -591,3 +591,16 @@ def test_one_flipped_bit_in_a_torch_checkpoint_is_noticed(tmp_path: Path) -> Non
     torch.load(path, weights_only=True)
     with pytest.raises(WeightsError, match="checksum"):
         load(path, TOY)
+
+
+def test_a_torch_checkpoint_without_checksums_is_read(tmp_path: Path) -> None:
+    model, path = CAV(TOY), tmp_path / "m.pth"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({f"backbone.transformer.{k}": v for k, v in model.state_dict().items()}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is not None
+    found = load(path, TOY).model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())

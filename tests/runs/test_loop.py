@@ -17,6 +17,7 @@ import torch
 from helpers.disk import small_disk
 from helpers.small import Noise, noise_tasks, outcome, quick, same, use_tasks
 from rich.console import Console
+from safetensors.torch import load_file
 
 from stella.clip import Batch, Clip
 from stella.data.scenes import ScenesConfig
@@ -593,3 +594,20 @@ def test_slow_weights_are_evaluated_and_saved_beside_the_working_ones(tmp_path: 
     state = outcome(tmp_path)["state"]["trainer"]["slow"]
     assert same(dict(slow.model.state_dict()), {name: state[f"model.{name}"] for name in slow.model.state_dict()})
     assert slow.extra["scores"]["A"] == result.end["slow"]["A"]
+
+
+def test_the_matching_module_alone_leaves_the_backbone_as_it_is(tmp_path: Path) -> None:
+    """The initial chain: a backbone, then its matching module; what the import decided is printed and kept."""
+    first = pretrain(quick("finetune"), tmp_path / "backbone").run
+    out = io.StringIO()
+    config = quick("matching", f"model.weights={first}", "train.lr=1e-2")
+    second = pretrain(config, tmp_path / "matching", console=Console(file=out, width=200)).run
+    before, after = (load_file(run / "model.safetensors") for run in (first, second))
+    assert before.keys() < after.keys() and {name.partition(".")[0] for name in after.keys() - before.keys()} == {"avm"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    fresh = build_method(settle(config), torch.device("cpu")).avm
+    assert fresh is not None and not torch.equal(fresh.state_dict()["to_a_q.weight"], after["avm.to_a_q.weight"])
+    note = "it has no matching module: ours keeps its initial values"
+    kept = json.loads((second / "notes.json").read_text())["weights"]
+    assert note in out.getvalue() and any(note in line for line in kept)
+    assert any(note in line for line in read_run(second).notes)

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from helpers.media_files import level_frame, write
+from helpers.hostile import HOSTILE, watched
+from helpers.media_files import CLIPS, level_frame, write
 from helpers.served import make_index
 from typer.testing import CliRunner
 
 import stella
 from stella.cli import app as cli
+from stella.data.prepare import prepare
 from stella.errors import StellaError
 from stella.files import write_json
 from stella.model import weights
@@ -116,6 +119,23 @@ def test_a_moment_has_a_file_a_picture_a_clip_and_a_heat_map(client: TestClient,
     assert client.get(f"{base}/clip", headers={"range": "bytes=0-9"}).content == clip.content[:10]
 
 
+def test_a_clip_in_shards_is_cut_for_the_browser(index: "stella.Index", scene: Path, tmp_path: Path) -> None:
+    """It has no file to send, but a picture, a heat map and a film, which the same model finds again."""
+    prepare(scene.parent, tmp_path / "shards", seconds=2.56, size=110, workers=1, progress=False)
+    in_shards = stella.Index(tmp_path / "index")
+    in_shards.update(tmp_path / "shards", model="base-tiny")
+    served = Served(in_shards.path, None, LIMITS, lambda line: None)
+    with TestClient(create(served, Access()), base_url="http://localhost", raise_server_exceptions=False) as client:
+        hit = first(client, scene, by="video", to="video", k=1)["hits"][0]
+        base = f"/api/moments/{hit['id']}"
+        assert not hit["whole"] and client.get(f"{base}/media").status_code == 404
+        assert client.get(f"{base}/picture").content.startswith(b"\xff\xd8\xff")
+        assert len(client.get(f"{base}/heat").json()["heat"]) == 4
+        (tmp_path / "clip.mp4").write_bytes(client.get(f"{base}/clip").content)
+        again = first(client, tmp_path / "clip.mp4", by="video", to="video", k=1)["hits"][0]
+        assert again["id"] == hit["id"] and again["score"] > 0.95
+
+
 def test_a_sound_has_a_spectrogram_and_no_heat_map(client: TestClient, root: Path) -> None:
     hit = first(client, root / "videos/more/tone.wav", to="audio", k=1)["hits"][0]
     base = f"/api/moments/{hit['id']}"
@@ -144,6 +164,22 @@ def test_bad_uploads_get_one_sentence(client: TestClient, root: Path, tmp_path: 
         sentence = answer.json()["error"]
         assert (answer.status_code, words in sentence) == (status, True), answer.text
         assert str(root) not in sentence and "stella-serve" not in sentence and "\n" not in sentence
+
+
+def test_hostile_uploads_are_refused_and_touch_nothing(client: TestClient, tmp_path: Path) -> None:
+    """Lists of other files, ports to listen at, and a picture that would take gigabytes."""
+    other, fifo = tmp_path / "other.mpg", tmp_path / "fifo.mp4"
+    shutil.copyfile(CLIPS / "bbaf2n.mpg", other)
+    os.mkfifo(fifo)
+    large = write(tmp_path / "a.mov", [np.zeros((6000, 8000, 3), np.uint8)], None, codec="png", pix_fmt="gray")
+    bodies = [text.format(other=other, self="a.mp4", fifo=fifo).encode() for text in HOSTILE.values()]
+    for body in (*bodies, large.read_bytes()):
+        with watched(tmp_path) as opened:
+            answer = client.post("/api/search", content=body)
+        sentence = answer.json()["error"]
+        assert answer.status_code == 422 and not opened, (body[:40], sentence)
+        assert ("not a media file" if body in bodies else "picture too large") in sentence, sentence
+        assert str(tmp_path) not in sentence
 
 
 def test_nothing_but_files_of_the_index_is_served(client: TestClient, root: Path, scene: Path) -> None:

@@ -30,7 +30,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 def curve(name: str, device: str = "cpu", steps: int = STEPS, **train: Any) -> list[float]:
     """The loss of each step, through tasks, short batches and a memory that fills up."""
-    config = settle(quick(name, f"train.device={device}", "memory.clips=20", "train.lr=3e-4"))
+    config = settle(quick(name, f"train.device={device}", "model.preset=tiny", "memory.clips=20", "train.lr=3e-4"))
     config = replace(
         config, stream=replace(config.stream, batch_size=6, epochs=5), train=replace(config.train, **train)
     )

@@ -1,0 +1,101 @@
+"""What became of every clip of a preparation: used, left out by a rule, missing, or broken."""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
+from stella.data.material import Job, Material
+from stella.data.skipped import Skipped, in_words
+from stella.data.tasks import ONLY_TASK
+from stella.errors import ClipError
+from stella.files import write_json
+
+LISTED = "listed.json"  # how many clips the lists name for each task of a benchmark, beside the shards
+
+
+@dataclass(frozen=True)
+class Summary:
+    clips: int  # in the folder now
+    added: int  # by this run
+    skipped: dict[str, int]  # broken clips by reason
+    bytes: int
+    seconds: float
+    gone: tuple[str, ...] = ()  # files that clips in the folder were made of and that are there no more
+    odd: dict[str, int] = field(default_factory=dict)  # clips in the folder with a still picture, muted or short
+    left_out: dict[str, int] = field(default_factory=dict)  # by rule or option
+    missing: int = 0  # listed clips without a file
+    listed: int | None = None  # rows of the lists: used + left out + missing + broken
+
+    def __str__(self) -> str:
+        text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
+        parts = [text if self.clips else "no clip could be used"]
+        parts += [f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"]
+        parts += [f"left out: {in_words(self.left_out)}"] if self.left_out else []
+        parts += [f"kept: {in_words(self.odd)}"] if self.odd else []
+        parts += [f"{self.missing:,} of {self.listed:,} listed clips are missing"] if self.missing else []
+        named = f"{', '.join(self.gone[:5])}{' …' if len(self.gone) > 5 else ''}"
+        parts += [f"{len(self.gone)} files are gone whose clips remain: {named}"] if self.gone else []
+        return "; ".join(parts)
+
+
+def leave_out(material: Material, skipped: Skipped) -> None:
+    """List the rows that a rule leaves out; forget those of other rules and what was missing before."""
+    rules = {_id(row, why): why for row in material.rows if (why := material.left_out.get(row.number))}
+
+    def outdated(record: dict[str, object]) -> bool:
+        by_rule = record.get("left_out") == "rule" and rules.get(str(record["id"])) != record["reason"]
+        return by_rule or record.get("left_out") == "missing"
+
+    skipped.forget(outdated)
+    for id, why in rules.items():
+        skipped.add(id, ClipError(id, why, "it is not of this benchmark"), left_out="rule")
+
+
+def _id(row: Row, why: str) -> str:
+    return f"{row.id} (row {row.number + 1})" if why == "listed twice" else row.id
+
+
+def list_missing(material: Material, used: Collection[str], skipped: Skipped) -> None:
+    for row in material.kept:
+        if row.id not in used and row.id not in skipped:
+            skipped.add(row.id, ClipError(row.id, "missing file", "fetch it, or go on without"), left_out="missing")
+
+
+def counted(skipped: Skipped) -> tuple[dict[str, int], dict[str, int], int]:
+    """Broken clips and clips left out, by reason, and the number of missing ones."""
+    kinds: dict[object, Counter[str]] = {}
+    for record in skipped.records.values():
+        kinds.setdefault(record.get("left_out"), Counter())[str(record["reason"])] += 1
+    none: Counter[str] = Counter()
+    broken, out = kinds.get(None, none), kinds.get("rule", none) + kinds.get("option", none)
+    return dict(broken.most_common()), dict(out.most_common()), kinds.get("missing", none).total()
+
+
+def write_listed(folder: Path, material: Material) -> None:
+    """Keep how many clips the lists name for each task: a run states it beside what it has."""
+    tree: dict[str, dict[str, dict[str, int]]] = {}
+    for benchmark in (*BENCHMARKS, None):
+        for row in chosen(material.rows, benchmark)[0]:
+            task = class_in(row, benchmark)[1] or ONLY_TASK
+            splits = tree.setdefault(benchmark or ONLY_TASK, {}).setdefault(task, {"train": 0, "test": 0})
+            splits[row.split] += 1
+    write_json(folder / LISTED, {"lists": material.lists, "only": material.only, "tasks": tree})
+
+
+def dry_run(material: Material, done: Collection[str] = ()) -> list[str]:
+    """What would be found, missing and left out, in sentences. Archives are read to their end, nothing is written."""
+    found, notes = set(), []
+    for each in material.jobs(lambda id: id in done, read=False):
+        if isinstance(each, Job):
+            found.add(each.id)
+        elif each.error is not None:
+            notes.append(str(each.error))
+    lines = [f"found: {len(found):,} clips" + (f", {len(done):,} are prepared already" if done else "")]
+    if material.listed:
+        missing = len(material.kept) - len(found | {row.id for row in material.kept if row.id in done})
+        out = Counter(material.left_out.values())
+        lines += [f"missing: {missing:,} of {len(material.kept):,} wanted clips"]
+        lines += [f"left out: {in_words(dict(out.most_common()))}"] if out else []
+    return lines + notes

@@ -1,0 +1,233 @@
+"""VGGSound and AudioSet as sources, and the paper's two benchmarks out of them.
+
+The clips are shards that `stella prepare … --csv LIST` made, or a folder of videos with the list in it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from stella.clip import Device, Source
+from stella.data.accounts import LISTED
+from stella.data.archives.base import Item, Videos
+from stella.data.archives.rows import MOST_TEST, TASKED, Row, chosen, class_in, read_rows, tasks_of
+from stella.data.downstream import Parts
+from stella.data.folder import find_videos
+from stella.data.material import Wanted
+from stella.data.shards import Entry, Shards, stated_seconds
+from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
+from stella.data.views import join, part
+from stella.errors import ConfigError, StellaError
+from stella.files import read_json
+from stella.media.inputs import Inputs
+
+VGGSOUND = ("vggsound.csv",)
+AUDIOSET = ("balanced_train_segments.csv", "unbalanced_train_segments.csv", "eval_segments.csv")
+PAPER = {"continual-vs": "6,000 to 8,000 a task", "initial-vs": "104,000"}  # training clips, as it states them
+
+
+@dataclass(frozen=True)
+class Known:
+    """Clips on the disk, and the row of each."""
+
+    source: Source
+    rows: list[Row]
+
+    def by_task(self, benchmark: str | None, split: str) -> dict[str, list[int]]:
+        """The clips of each task in the order of the list."""
+        found: dict[str, list[int]] = {}
+        for index in sorted(range(len(self.rows)), key=lambda i: self.rows[i].number):
+            if (row := self.rows[index]).split == split:
+                found.setdefault(class_in(row, benchmark)[1] or ONLY_TASK, []).append(index)
+        return found
+
+
+@dataclass(frozen=True)
+class ListedConfig(SizedConfig):
+    """Clips of a list with their classes and splits. Training clips train, five test clips a class are the gallery."""
+
+    lists: ClassVar[tuple[str, ...]] = VGGSOUND
+    benchmark: ClassVar[str | None] = None  # whose tasks they are sorted into, and whose rules hold; none: one task
+
+    paths: ClassVar[tuple[str, ...]] = ("path",)  # keys that are paths
+
+    path: str = ""  # shards made with `stella prepare --csv`, or a folder of videos with the list in it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.path:
+            raise ConfigError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
+        known = self.task_classes()
+        if unknown := [name for name in self.tasks if name not in known]:
+            raise ConfigError(f"{self.source} has no task {', '.join(unknown)}; its tasks are {', '.join(known)}")
+
+    def task_classes(self) -> dict[str, Sequence[str]]:
+        """The tasks in the paper's order with their classes; one task takes all classes."""
+        return dict(tasks_of(self.benchmark)) if self.benchmark in TASKED else {ONLY_TASK: ()}
+
+    def absolute(self) -> Self:
+        given = {name: path for name in self.paths if (path := getattr(self, name)) is not None}
+        changes: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items()}
+        return replace(self, **changes)
+
+    def following(self, inputs: Inputs | None) -> Self:
+        """Without weights a clip takes the seconds that shards say they hold."""
+        held = None if inputs or self.duration else stated_seconds(Path(self.path))
+        return super().following(replace(Inputs(), duration=held) if held else inputs)
+
+    def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
+        known = self.known()
+        return [(name, part(known.source, clips)) for name, clips in self._tasks(known, "train")]
+
+    def eval_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
+        known = self.known()
+        return [(name, part(known.source, self._gallery(known, clips))) for name, clips in self._tasks(known, "test")]
+
+    def _gallery(self, known: Known, clips: Sequence[int]) -> list[int]:
+        """The first five clips of each class."""
+        taken: Counter[str | None] = Counter()
+        found = []
+        for index in clips:
+            label = class_in(known.rows[index], self.benchmark)[0]
+            taken[label] += 1
+            if taken[label] <= MOST_TEST:
+                found.append(index)
+        return found
+
+    def _tasks(self, known: Known, split: str) -> list[tuple[str, list[int]]]:
+        names, found = self.tasks or list(self.task_classes()), known.by_task(self.benchmark, split)
+        if lacking := [name for name in names if name not in found]:
+            more = "prepare the list of test clips too" if split == "test" else "prepare them"
+            raise StellaError(
+                f"{self.path} has no {split} clips of {', '.join(lacking)}; {more}, or name other tasks in data.tasks"
+            )
+        return [(name, found[name]) for name in names]
+
+    def all_tasks(self, evaluation: bool = False) -> Tasks:
+        return self.eval_tasks() if evaluation else self.train_tasks()
+
+    def downstream(self, task: str) -> Parts:
+        parts = super().downstream(task)
+        known = self.task_classes()
+        classes = tuple(label for name in self.tasks or known for label in known[name])
+        return replace(parts, classes=classes) if task == "classify" and classes else parts
+
+    def remarks(self) -> list[str]:
+        """How many training clips each task has, of how many that the lists name, beside the paper's own number."""
+        train, listed = self.train_tasks(), self._listed()
+        of = {name: f" of {count:,}" for name, count in listed.items()}
+        counts = [f"{name} {len(source):,}{of.get(name, '')}" for name, source in train]
+        have, all_of = sum(len(source) for _, source in train), sum(listed.get(name, 0) for name, _ in train)
+        whole = f" of {all_of:,} listed" if all_of else ""
+        paper = f"; the paper has {PAPER[self.benchmark or '']}" if self.benchmark in PAPER else ""
+        return [f"{self.source}: {have:,} training clips{whole} are here ({', '.join(counts)}){paper}"]
+
+    # ---- the clips on the disk
+
+    def roots(self) -> list[tuple[Path, tuple[str, ...]]]:
+        """Where the clips are, each with the names of lists to look for there."""
+        return [(Path(self.path), self.lists)]
+
+    def known(self) -> Known:
+        sources: list[Source] = []
+        rows: list[Row] = []
+        for root, lists in self.roots():
+            found = self._shards(root) if _has_shards(root) else self._videos(root, lists)
+            kept = {row.number for row in chosen(found.rows, self.benchmark)[0]}
+            indices = [i for i, row in enumerate(found.rows) if row.number in kept]
+            sources.append(part(found.source, indices))
+            after = max((row.number + 1 for row in rows), default=0)  # one root's clips after the other's
+            rows += [replace(found.rows[i], number=after + found.rows[i].number) for i in indices]
+        return Known(join(sources), rows)
+
+    def _shards(self, root: Path) -> Known:
+        inputs = self.inputs()
+
+        def labelled(entry: Entry) -> Entry:
+            label, task = class_in(row_of(entry, root), self.benchmark)
+            return replace(entry, label=label, task=task)
+
+        shards = Shards(root, inputs.frames, inputs.span, inputs.size, inputs.duration).changed(labelled)
+        return Known(shards, [row_of(shards.entry(i)[1], root) for i in range(len(shards))])
+
+    def _videos(self, root: Path, lists: Sequence[str]) -> Known:
+        wanted = Wanted(self._rows(root, lists))
+        found = {row.id: (row, file) for file in find_videos(root) for row, _ in wanted.find(Path(file).stem)}
+        items = [Item(row.id, root / file, class_in(row, self.benchmark)[0]) for row, file in found.values()]
+        return Known(Videos(items, self.inputs().plan()), [row for row, _ in found.values()])
+
+    def _rows(self, root: Path, lists: Sequence[str]) -> list[Row]:
+        found = [root / name for name in lists if (root / name).exists()]
+        if not found:
+            raise StellaError(
+                f"{root} holds neither shards nor {' or '.join(lists)}; prepare it with: "
+                f"stella prepare VIDEOS {root} --csv {lists[0]}"
+            )
+        return chosen(read_rows(found), self.benchmark)[0]
+
+    def _listed(self) -> Counter[str]:
+        """Training clips of each task that the lists name, as far as that is known."""
+        total: Counter[str] = Counter()
+        for root, lists in self.roots():
+            if (root / LISTED).is_file():
+                tasks = read_json(root / LISTED)["tasks"].get(self.benchmark or ONLY_TASK, {})
+                total.update({name: int(splits["train"]) for name, splits in tasks.items()})
+            elif not _has_shards(root):
+                rows = [row for row in self._rows(root, lists) if row.split == "train"]
+                total.update(class_in(row, self.benchmark)[1] or ONLY_TASK for row in rows)
+        return total
+
+
+def _has_shards(root: Path) -> bool:
+    return root.is_dir() and any(root.glob("shard-*"))
+
+
+def row_of(entry: Entry, root: Path) -> Row:
+    """The row of a list that a stored clip was made for."""
+    if entry.split is None or entry.row is None:
+        raise StellaError(f"{root} holds clips without a list, such as {entry.id}; prepare them with --csv")
+    video, _, start = entry.id.rpartition("_")
+    return Row(entry.row, video, float(start), tuple(entry.classes or ()), entry.split, entry.nth or 0)
+
+
+@dataclass(frozen=True)
+class VGGSoundConfig(ListedConfig):
+    source: Literal["vggsound"] = "vggsound"  # all of VGGSound, one task
+
+
+@dataclass(frozen=True)
+class AudioSetConfig(ListedConfig):
+    lists: ClassVar[tuple[str, ...]] = AUDIOSET
+
+    source: Literal["audioset"] = "audioset"  # all of AudioSet, one task
+
+
+@dataclass(frozen=True)
+class ContinualVSConfig(ListedConfig):
+    benchmark: ClassVar[str | None] = "continual-vs"
+
+    source: Literal["continual-vs"] = "continual-vs"  # VGGSound in eight tasks of 20 classes
+
+
+@dataclass(frozen=True)
+class ContinualASConfig(ListedConfig):
+    lists: ClassVar[tuple[str, ...]] = AUDIOSET
+    benchmark: ClassVar[str | None] = "continual-as"
+
+    source: Literal["continual-as"] = "continual-as"  # AudioSet in seven tasks
+
+
+@dataclass(frozen=True)
+class InitialVSConfig(ListedConfig):
+    """What comes before Continual-VS: VGGSound's other classes, and AudioSet-20K without classes of the same name."""
+
+    paths: ClassVar[tuple[str, ...]] = ("path", "audioset")
+    benchmark: ClassVar[str | None] = "initial-vs"
+
+    source: Literal["initial-vs"] = "initial-vs"  # the initial set of Continual-VS
+    audioset: str | None = None  # AudioSet-20K, as data.path; none: VGGSound's other classes alone
+
+    def roots(self) -> list[tuple[Path, tuple[str, ...]]]:
+        return [*super().roots(), *([(Path(self.audioset), AUDIOSET)] if self.audioset else [])]

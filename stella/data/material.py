@@ -1,0 +1,253 @@
+"""What `stella prepare` is given, recognised: videos in folders, archives of videos, CAV-MAE's frames and sounds."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stella.clip import Labels
+from stella.data.archives.base import read_tree
+from stella.data.archives.rows import Row, chosen, class_in, display_names, read_rows
+from stella.data.archives.tar import ARCHIVE, Archive, Member
+from stella.data.folder import VIDEO_SUFFIXES, read_labels, refuse, walk
+from stella.errors import ClipError, StellaError
+
+STILLS = 10  # pictures of a clip in CAV-MAE's layout, one a second
+
+
+@dataclass(frozen=True)
+class Job:
+    """A clip to make, or with no `start` a video whose length is asked for."""
+
+    id: str
+    file: str  # below the source: a path, or ARCHIVE/NAME
+    start: float | None
+    labels: Labels
+    row: Row | None = None
+    data: bytes | None = None  # the content, if it comes out of an archive
+    pictures: tuple[str, ...] = ()  # frames in files of their own; `file` has the sound
+    of_video: int = 0  # the file may be a whole video, of which so many clips are listed; 0: it is the clip
+
+
+@dataclass(frozen=True)
+class End:
+    """All of an archive has been read; `error` says why not to its end."""
+
+    archive: str
+    error: ClipError | None = None
+
+
+@dataclass(frozen=True)
+class Unfetched:
+    """A clip that an archive lists without a video."""
+
+    id: str
+    error: ClipError
+
+
+class Wanted:
+    """The clips of a list, by the names that their files may have."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._cut = {name: row for row in rows for name in row.cut_names}
+        self._videos: dict[str, list[Row]] = {}
+        for row in rows:
+            self._videos.setdefault(row.video, []).append(row)
+
+    def find(self, stem: str) -> list[tuple[Row, int]]:
+        """The clips in a file of this name, each with the number of clips that come from its video; 0 for a cut one."""
+        if (row := self._cut.get(stem)) is not None:
+            return [(row, 0)]
+        rows = self._videos.get(stem, [])
+        return [(row, len(rows)) for row in rows]
+
+
+@dataclass
+class Material:
+    """Clips to prepare, in an order that depends on names alone."""
+
+    root: Path  # `Job.file` is below it
+    files: list[str] = field(default_factory=list)
+    archives: list[Archive] = field(default_factory=list)
+    stills: list[Job] = field(default_factory=list)
+    labels: dict[str, Labels] = field(default_factory=dict)  # by file
+    rows: list[Row] = field(default_factory=list)  # of the lists
+    kept: list[Row] = field(default_factory=list)
+    left_out: dict[int, str] = field(default_factory=dict)  # by row number: why
+    lists: list[str] = field(default_factory=list)  # their names
+    only: str | None = None
+    _share: float = 0.0
+
+    @property
+    def listed(self) -> bool:
+        return bool(self.rows)
+
+    @property
+    def clips(self) -> int | None:
+        """How many clips there are at most; None if only reading the archives tells."""
+        if self.listed:
+            return len(self.kept)
+        return None if self.archives else len(self.files)
+
+    @property
+    def share(self) -> float:
+        """How much of it has been given out, from 0 to 1."""
+        if not self.archives:
+            return self._share
+        whole = sum(archive.size for archive in self.archives)
+        return sum(archive.read for archive in self.archives) / max(1, whole)
+
+    def jobs(
+        self, done: Callable[[str], bool], finished: Collection[str] = (), split: bool = False, read: bool = True
+    ) -> Iterator[Job | End | Unfetched]:
+        """What is not `done`, one by one. Archives that are `finished` are not opened; without `read` jobs have no
+        content."""
+        wanted, taken = Wanted(self.kept) if self.listed else None, set[str]()
+
+        def fresh(job: Job) -> bool:
+            new = job.id not in taken and not done(job.id)
+            taken.add(job.id)
+            return new
+
+        for number, job in enumerate(self._loose(wanted, split)):
+            self._share = number / max(1, len(self.files) + len(self.stills))
+            if fresh(job):
+                yield job
+        for archive in self.archives:
+            name = archive.path.relative_to(self.root).as_posix()
+            archive.finished = name in finished
+            if not archive.finished:
+                yield from self._unpacked(archive, name, wanted, split, read, fresh)
+
+    def _loose(self, wanted: Wanted | None, split: bool) -> Iterator[Job]:
+        yield from self.stills
+        for file in self.files:
+            if wanted is None:
+                yield Job(file, file, None if split else 0.0, self.labels.get(file, Labels()))
+                continue
+            for row, of_video in wanted.find(Path(file).stem):
+                yield Job(row.id, file, 0.0, self._labels(row), row, of_video=of_video)
+
+    def _unpacked(
+        self,
+        archive: Archive,
+        name: str,
+        wanted: Wanted | None,
+        split: bool,
+        read: bool,
+        fresh: Callable[[Job], bool],
+    ) -> Iterator[Job | End | Unfetched]:
+        try:
+            for member in archive.members(lambda stem: read and (wanted is None or bool(wanted.find(stem)))):
+                for job in self._of(member, name, wanted, split):
+                    if fresh(job):
+                        if member.failed:
+                            yield Unfetched(job.id, ClipError(job.file, "not fetched", f"{member.failed}: fetch it"))
+                        else:
+                            yield job
+        except ClipError as error:
+            yield End(name, error)
+        else:
+            yield End(name)
+
+    def _of(self, member: Member, archive: str, wanted: Wanted | None, split: bool) -> Iterator[Job]:
+        file = f"{archive}/{member.name}"
+        if wanted is None:
+            yield Job(member.name, file, None if split else 0.0, Labels(), data=member.data)
+            return
+        found = next((rows for name in member.names if (rows := wanted.find(name))), [])
+        for row, of_video in found:
+            yield Job(row.id, file, 0.0, self._labels(row), row, member.data, of_video=of_video)
+
+    def _labels(self, row: Row) -> Labels:
+        return Labels(*class_in(row, self.only))
+
+    def told(self) -> list[str]:
+        """What was recognised, in sentences."""
+        size = sum(archive.size for archive in self.archives)
+        kinds = Counter("shards of video2dataset" if a.video2dataset else "archives of videos" for a in self.archives)
+        found = [f"{count:,} {kind}" for kind, count in kinds.items()]
+        if found:
+            found[-1] += f" ({size / 1e9:,.1f} GB)"
+        found += [f"{len(self.files):,} videos"] if self.files else []
+        found += [f"{len(self.stills):,} clips as frames and sound (CAV-MAE)"] if self.stills else []
+        lines = [f"{self.root}: {', '.join(found)}"]
+        if self.listed:
+            why = Counter(self.left_out.values()).most_common()
+            out = f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in why)}" if why else ""
+            of = f" of {self.only}" if self.only else ""
+            lines.append(
+                f"{', '.join(self.lists)}: {len(self.rows):,} clips listed, {len(self.kept):,}{of} wanted{out}"
+            )
+        return lines
+
+
+def recognise(
+    src: Path, labels_csv: Path | str | None = None, lists: Sequence[Path] = (), only: str | None = None
+) -> Material:
+    """What is at `src`: a folder of videos and archives, one archive, or the JSON of CAV-MAE.
+
+    `lists` are CSV files of VGGSound or AudioSet: only their clips are taken, with their classes and splits; `only`
+    those that a benchmark takes.
+    """
+    if only and not lists and src.suffix != ".json":
+        raise StellaError(f"--only {only} needs the list of the clips; give it with --csv")
+    rows = read_rows(lists)
+    names = [path.name for path in lists]
+    if src.is_file() and src.suffix.lower() == ".json":
+        return _cav_mae(src, rows, names, only)
+    if src.is_file():
+        if not ARCHIVE.fullmatch(src.name):
+            raise StellaError(
+                f"{src} is no folder, no archive (.tar, .tar.gz) and no .json of CAV-MAE; give one of them"
+            )
+        found = Material(src.parent, archives=[Archive(src)])
+    else:
+        found = _folder(src)
+    if rows and labels_csv:
+        raise StellaError("--labels and --csv both name classes; give one of them")
+    if labels_csv and found.archives:
+        raise StellaError(f"--labels {labels_csv} names files, and {src} holds archives; give a list with --csv")
+    if not rows:
+        found.labels = read_labels(labels_csv, src, found.files)
+    return _with_rows(found, rows, names, only)
+
+
+def _folder(src: Path) -> Material:
+    if not src.is_dir():
+        raise StellaError(f"{src} is not a folder; give the folder that holds the videos")
+    paths = [folder / name for folder, _, names in walk(src, refuse) for name in names]
+    videos = sorted(path.relative_to(src).as_posix() for path in paths if path.suffix.lower() in VIDEO_SUFFIXES)
+    archives = sorted(path for path in paths if ARCHIVE.fullmatch(path.name))
+    if not videos and not archives:
+        kinds = ", ".join(VIDEO_SUFFIXES[:8])
+        raise StellaError(f"{src} holds no videos; put files such as {kinds} … or archives of them there")
+    return Material(src, videos, [Archive(path) for path in archives])
+
+
+def _with_rows(found: Material, rows: list[Row], names: list[str], only: str | None) -> Material:
+    found.rows, found.lists, found.only = rows, names, only
+    found.kept, found.left_out = chosen(rows, only)
+    return found
+
+
+def _cav_mae(file: Path, rows: list[Row], names: list[str], only: str | None) -> Material:
+    """The JSON lists clips itself; a CSV replaces its classes and splits."""
+    classes = display_names(file) or {}
+    split = "test" if any(word in file.stem.lower() for word in ("eval", "test", "val")) else "train"
+    own, items = [], {}
+    try:
+        for number, item in enumerate(read_tree(file)["data"]):
+            mids = [mid.strip() for mid in str(item["labels"]).split(",")]
+            video = str(item["video_id"])
+            own.append(Row(number, video, 0.0, tuple(classes.get(mid, mid) for mid in mids), split))
+            items[video] = (str(item["wav"]), str(item["video_path"]))
+    except (KeyError, TypeError) as error:
+        raise StellaError(f'{file} is not {{"data": [{{video_id, wav, video_path, labels}}]}} ({error!r})') from error
+    found = _with_rows(Material(file.parent), rows or own, names or [file.name], only)
+    wanted = Wanted(found.kept)
+    for video, (wav, folder) in items.items():
+        pictures = tuple(f"{folder}/frame_{i}/{video}.jpg" for i in range(STILLS))
+        for row, _ in wanted.find(video):
+            found.stills.append(Job(row.id, wav, 0.0, found._labels(row), row, pictures=pictures))
+    return found

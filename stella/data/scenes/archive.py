@@ -1,0 +1,131 @@
+"""Scenes in the layouts of public data sets, dirt included, to rehearse `stella prepare` and a benchmark."""
+
+import csv
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stella.data.archives.rows import MOST_TEST, tasks_of
+from stella.data.scenes.export import FPS
+from stella.data.scenes.source import Scenes
+from stella.errors import StellaError
+from stella.files import write_bytes, write_text
+from stella.media.encode import encode
+
+PREFIX = "scratch/shared/beegfs/hchen/train_data/VGGSound_final/video/"  # as in the copy that people have
+CLASSES = 2  # of a task
+TASKS = 2
+MISSING = 5  # every fifth training clip is not there
+
+Clip = tuple[str, int, str, str]  # video, start, class, split
+
+
+def clips_of(benchmark: str, clips: int) -> dict[str, list[Clip]]:
+    """By task of the benchmark: `clips` training clips, and five test clips a class."""
+    found: dict[str, list[Clip]] = {}
+    for number, (task, classes) in enumerate(list(tasks_of(benchmark).items())[:TASKS]):
+        splits = [("train", clips), ("test", CLASSES * MOST_TEST)]
+        found[task] = [
+            (f"{split[:2]}_{number}-{n:06d}", 10 * (n % 7), classes[n % CLASSES], split)
+            for split, count in splits
+            for n in range(count)
+        ]
+    return found
+
+
+def is_missing(clip: Clip) -> bool:
+    return clip[3] == "train" and int(clip[0][-6:]) % MISSING == MISSING - 1
+
+
+def archive(like: str, folder: Path, clips: int = 20, size: str = "scenes", seed: int = 0) -> Iterator[str]:
+    """Write the miniature of a data set into `folder`; yields the name of each clip once it is written."""
+    if like not in LAYOUTS:
+        raise StellaError(f"--like {like} is no layout; choose one of {', '.join(LAYOUTS)}")
+    if folder.exists() and any(folder.iterdir()):
+        raise StellaError(f"{folder} holds other files; choose another folder, or an empty one")
+    folder.mkdir(parents=True, exist_ok=True)
+    benchmark, write = LAYOUTS[like]
+    listed = clips_of(benchmark, clips)
+    made: list[tuple[Clip, bytes]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, each in enumerate(listed.values(), 1):
+            for split in ("train", "test"):
+                wanted = [clip for clip in each if clip[3] == split]
+                scenes = Scenes(
+                    f"task{number}", "eval" if split == "test" else split, len(wanted), size=size, seed=seed
+                )
+                for index, clip in enumerate(wanted):
+                    if not is_missing(clip):
+                        file = Path(scratch) / "clip.mp4"
+                        encode(file, scenes.film(index, FPS), scenes[index].audio, FPS)
+                        made.append((clip, file.read_bytes()))
+                    yield clip[0]
+    write(folder, [clip for each in listed.values() for clip in each], made)
+
+
+def _vggsound(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) -> None:
+    """Two archives, the second of them cut off behind its clips; a clip listed twice, one of no task."""
+    files = {f"{PREFIX}{video}_{start:06d}.mp4": data for (video, start, _, _), data in made}
+    names = list(files)
+    half = len(names) // 2
+    write_bytes(folder / "vggsound_00.tar.gz", _tar({name: files[name] for name in names[:half]}, "w:gz"))
+    rest = {name: files[name] for name in names[half:]} | {f"{PREFIX}cut-off-001_000000.mp4": files[names[0]]}
+    write_bytes(folder / "vggsound_01.tar.gz", _tar(rest, "w:gz")[: -len(files[names[0]]) // 2])
+    odd = [listed[0], ("no-task-001", 0, "zebra braying", "train"), ("cut-off-001", 0, listed[0][2], "train")]
+    write_text(folder / "vggsound.csv", _csv([*listed, *odd]))
+
+
+def _audioset(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) -> None:
+    """Single files named in milliseconds; a training clip with classes of two tasks."""
+    for (video, start, _, _), data in made:
+        write_bytes(folder / f"{video}_{1000 * start}_{1000 * (start + 10)}.mp4", data)
+    names = list(dict.fromkeys(clip[2] for clip in listed))
+    mids = {name: f"/m/{number:04d}" for number, name in enumerate(names)}
+    rows = [[str(number), mid, name] for number, (name, mid) in enumerate(mids.items())]
+    write_text(folder / "class_labels_indices.csv", _csv([["index", "mid", "display_name"], *rows]))
+    for file, split in (("balanced_train_segments.csv", "train"), ("eval_segments.csv", "test")):
+        lines = [f'{v}, {s}.000, {s + 10}.000, "{mids[name]}"' for v, s, name, which in listed if which == split]
+        lines += [f'both-tasks1, 0.000, 10.000, "{mids[names[0]]},{mids[names[-1]]}"'] * (split == "train")
+        head = "# Segments csv\n# num_segs\n# YTID, start_seconds, end_seconds, positive_labels\n"
+        write_text(folder / file, head + "\n".join(lines) + "\n")
+
+
+def _video2dataset(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) -> None:
+    files: dict[str, bytes] = {}
+    have = dict(made)
+    for number, clip in enumerate(listed):
+        url = f"https://www.youtube.com/watch?v={clip[0]}"
+        failed = None if clip in have else "Video unavailable"
+        status = "failed_to_download" if failed else "success"
+        about = {"url": url, "key": f"{number:09d}", "status": status, "error_message": failed}
+        files |= {f"{number:09d}.mp4": have[clip]} if clip in have else {}
+        files[f"{number:09d}.json"] = json.dumps(about).encode()
+    write_bytes(folder / "00000.tar", _tar(files, "w"))
+    write_text(folder / "00000_stats.json", json.dumps({"count": len(listed), "successes": len(have)}))
+    write_text(folder / "vggsound.csv", _csv(listed))
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[Path, list[Clip], list[tuple[Clip, bytes]]], None]]] = {
+    "vggsound": ("continual-vs", _vggsound),
+    "audioset": ("continual-as", _audioset),
+    "video2dataset": ("continual-vs", _video2dataset),
+}
+
+
+def _csv(rows: list[Clip] | list[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _tar(files: dict[str, bytes], mode: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as tar:  # type: ignore[call-overload]
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
