@@ -215,7 +215,7 @@ def test_wrong_hyper_parameters_fail_with_their_key() -> None:
     with pytest.raises(ConfigError, match=r"unknown key args\.alfa: did you mean args\.alpha"):
         method("derpp", alfa=1)
     with pytest.raises(ConfigError, match=r"unknown key args\.alpha: there are no keys here"):
-        method("er", alpha=1)
+        method("finetune", alpha=1)
     with pytest.raises(ConfigError, match=r"args\.audio must be one of 'time', 'frequency', 'free'"):
         method("stella", audio="tempo")
     for name in ("stella", "stella_plus", "random", "mats", "chorus"):
