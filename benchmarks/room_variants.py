@@ -72,7 +72,9 @@ class MatchingPast(STELLA):
             return super().matching(scored)
         a, v = self.model.patches_a(self.drawn["audio"]), self.model.patches_v(self.drawn["video"])
         past = score(self.model, self.avm, a, v, self.config.score_every)
-        both = {name: torch.cat([getattr(scored, name), getattr(past, name)]) for name in ("x_a", "x_v", "o_a", "o_v")}
+        both: dict[str, Any] = {
+            name: torch.cat([getattr(scored, name), getattr(past, name)]) for name in ("x_a", "x_v", "o_a", "o_v")
+        }
         return super().matching(replace(scored, **both))
 
 
