@@ -22,7 +22,13 @@ class Peers:
 
     rank = 0
     count = 1
+    neighbours = 1  # processes on this machine, this one included
     whole = True  # every process has all rows of the current batch
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one process that writes and speaks."""
+        return self.rank == 0
 
     def rows(self, total: int) -> slice:
         """The rows of this process out of `total`."""
@@ -45,7 +51,7 @@ class Peers:
         return rows
 
     def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
-        """The rows for this process, in order. Row i is row `at[i]` of process `owner[i]` and goes to `to[i]`, or to all.
+        """The rows for this process, in order. Row i is row `at[i]` of process `owner[i]`; it goes to `to[i]`, or all.
 
         All three are int64 on the CPU and the same in all processes.
         """
@@ -54,6 +60,10 @@ class Peers:
     def tell(self, thing: Any) -> list[Any]:
         """What each process tells the others."""
         return [thing]
+
+    def most(self, *numbers: int) -> list[int]:
+        """The largest of each number over the processes."""
+        return list(numbers)
 
 
 ALONE = Peers()

@@ -13,8 +13,8 @@ that of one process with the same batch, up to rounding, because of this:
 - **What the whole batch decides** (ESMER's mean error, MIR's choice, mismatched pairs, virtual steps) is computed from
   everybody's values.
 
-Methods and losses know nothing of this. While a loss is computed, the functions listed in `World._swaps` are replaced
-by versions for several processes wherever they are bound, as `fast.parts` does for speed.
+Methods and losses know nothing of this: `train/sharing.py` has the functions that are replaced while a loss is
+computed, as `fast/parts.py` does for speed.
 
 A batch or a draw of fewer clips than processes is not worth sharing: each process then has all of its rows and computes
 the same (`World.whole`).
@@ -22,9 +22,9 @@ the same (`World.whole`).
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -33,22 +33,62 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stella import losses, selection
 from stella.clip import Batch
 from stella.errors import StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
-from stella.methods.virtual import LooksAhead
-from stella.model import avm
-from stella.model.avm import AVM, Matching, Pairs, Scored
-from stella.model.cav import CAV
-from stella.peers import Peers, cut, owners
+from stella.peers import ALONE, Peers, cut
 
-Function = Callable[..., Any]
+
+class Elsewhere(SystemExit):
+    """Another process failed and has told why."""
+
+
+@contextmanager
+def processes(minutes: float) -> Iterator[Peers]:
+    """The processes that torchrun started, or this one alone. None waits for the others longer than `minutes`.
+
+    An error of one ends all: it tells its sentence, the others end without a word.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield ALONE
+        return
+    on_gpu, limit = torch.cuda.is_available(), timedelta(minutes=minutes)
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit)
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        yield World(minutes)
+    except StellaError:
+        if store.add(_failed(), 1) > 1:  # another has told the same, or why this one failed
+            raise Elsewhere(2) from None
+        raise
+    except RuntimeError as error:  # of a collective, if another process is gone
+        with suppress(Exception):
+            store.wait([_failed()], timedelta(seconds=2))
+            raise Elsewhere(2) from None
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error) and "Connection" not in str(error):
+            raise
+        raise StellaError(
+            "another process of this run is gone, or did not answer in time; start it again with --resume, "
+            "or let torchrun --max-restarts do so"
+        ) from error
+    finally:
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+
+def restarts() -> int:
+    """How often torchrun has started this run again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _failed() -> str:
+    return f"stella/failed/{restarts()}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +136,7 @@ class World(Peers):
 
     def __init__(self, minutes: float = 10.0) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         # What hosts tell each other, and rows in main memory: the first group may be NCCL's.
         self.hosts = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
         self.here = Layout([0] * self.count, whole=False)
@@ -112,8 +153,8 @@ class World(Peers):
         counts = cut(total, self.count)
         if total >= self.count and (drawable == 0 or drawable >= self.count):
             return Part(batch.video, batch.audio, batch.ids, Layout(counts, whole=False))
-        rows = (self.gather(each, counts) for each in (batch.video, batch.audio, batch.ids))
-        return Part(*rows, Layout(counts, whole=True))
+        video, audio, ids = (self.gather(each, counts) for each in (batch.video, batch.audio, batch.ids))
+        return Part(video, audio, ids, Layout(counts, whole=True))
 
     def layout(self, rows: int) -> Rows:
         """Which rows these are, of which this process has so many: the batch's, those of the last draw, or both."""
@@ -146,6 +187,11 @@ class World(Peers):
         told: list[Any] = [None] * self.count
         dist.all_gather_object(told, thing, group=self.hosts)
         return told
+
+    def most(self, *numbers: int) -> list[int]:
+        told = torch.tensor(numbers)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.hosts)
+        return [int(number) for number in told]
 
     def _group(self, rows: Tensor) -> Any:
         return self.hosts if rows.device.type == "cpu" else dist.group.WORLD
@@ -192,125 +238,18 @@ class World(Peers):
         """`method.loss` as a module whose gradients are averaged while the backward pass goes on."""
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch 2.13
-        return DistributedDataParallel(_Loss(method), gradient_as_bucket_view=True, **{buffers: False})
+        how: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
+        return DistributedDataParallel(_Loss(method), **how)
 
-    @contextmanager
-    def on(self, batch: Batch) -> Iterator[None]:
-        """Inside, losses and memory work on this batch: on what the processes share, or each on all of it."""
+    def on(self, batch: Batch) -> None:
+        """From now on, losses and memory work on this batch."""
         assert isinstance(batch, Part)
         self.here = batch.layout
-        with nullcontext() if self.whole else _replaced(self._swaps()):
-            yield
 
     def told(self, found: Losses) -> Losses:
         """The same losses with the parts' means over the processes, which are the same in all."""
         values = self.average(torch.stack([part.detach() for part in found.parts.values()]))
         return replace(found, parts=dict(zip(found.parts, values.unbind(), strict=True)))
-
-    def _swaps(self) -> list[tuple[Any, str, Function]]:
-        """(owner, name, version for several processes) of all that depends on other rows than a process's own."""
-        swaps = [(owner, name, getattr(self, "_" + plain)) for plain in SHARED for owner, name in _bound(plain)]
-        swaps.append((selection, "correlation", self._correlation(selection.correlation)))
-        return [*swaps, (LooksAhead, "gradients", self._gradients(LooksAhead.gradients))]
-
-    def _uniform(self, rows: int, *shape: int, generator: torch.Generator) -> Tensor:
-        layout = self.layout(rows)
-        drawn: Tensor = PLAIN["uniform"](layout.total, *shape, generator=generator)
-        return drawn[layout.of(self.rank).to(drawn.device)]
-
-    def _mean(self, values: Tensor) -> Tensor:
-        return values.sum() * (self.count / self.layout(len(values)).total)
-
-    def _every(self, values: Tensor) -> Tensor:
-        return self.gather(values.detach(), self.counts(len(values)))
-
-    def _pair_nll(self, z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> tuple[Tensor, Tensor]:
-        """Own rows against everybody's columns (Eq. 9)."""
-        counts = self.counts(len(z_a))
-        own = torch.arange(len(z_a), device=z_a.device), sum(counts[: self.rank])
-        with torch.autocast(z_a.device.type, enabled=False):
-            a, v = (F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1) for z in (z_a, z_v))
-            all_a, all_v = GatherRows.apply(torch.cat([a, v], 1), self, counts).chunk(2, 1)  # type: ignore[no-untyped-call]
-            to_v, to_a = a @ all_v.T / tau, v @ all_a.T / tau  # [own, all]
-            at = own[0], own[0] + own[1]
-            return to_v.logsumexp(1) - to_v[at], to_a.logsumexp(1) - to_a[at]
-
-    def _pair_past(self, rows: Tensor, batch: int) -> Tensor:
-        """Clip i of all with drawn row i of all, modulo their number."""
-        drawn = self.here.drawn
-        if drawn is None or drawn == self.here.batch:
-            return rows
-        start = sum(self.here.batch[: self.rank])
-        which = torch.arange(start, start + batch, device=rows.device) % sum(drawn)
-        return self.gather(rows, drawn)[which]
-
-    def _correlation(self, one: Function) -> Function:
-        def correlation(k: Tensor, query_now: Tensor, query_past: Tensor | None, *more: Any) -> Tensor:
-            past = None if query_past is None else self._pair_past(query_past, len(k))
-            with _replaced([(selection, "pair_past", PLAIN["pair_past"])]):  # they are paired; `one` may be compiled
-                out: Tensor = one(k, query_now, past, *more)
-            return out
-
-        return correlation
-
-    def _draw_pairs(self, batch: int, generator: torch.Generator) -> Pairs:
-        pairs: Pairs = PLAIN["draw_pairs"](self.layout(batch).total, generator)
-        return pairs
-
-    def _match(self, model: CAV, module: AVM, scored: Scored, pairs: Pairs) -> Matching:
-        """Each own clip with its own video or another clip's, which may come from another process.
-
-        All are fused again, so that shapes do not depend on the draw.
-        """
-        counts = self.counts(len(scored.x_a))
-        owner, at = owners(counts)
-        video = torch.arange(len(owner))
-        video[pairs.audio.cpu()] = pairs.video.cpu()
-        matched = video == torch.arange(len(owner))
-        with torch.no_grad():
-            x_v = self.move(scored.x_v, owner[video], at[video], owner)
-            o_a, o_v = model.fuse_joint(scored.x_a, x_v, scored.positions_a, scored.positions_v)
-        return Matching(module(o_a, o_v), matched[owner == self.rank].to(o_a))
-
-    def _gradients(self, one: Function) -> Function:
-        def gradients(method: LooksAhead, loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-            found = one(method, loss, inputs)
-            if not isinstance(inputs[0], nn.Parameter):  # rows: what all processes' losses say of them is added up
-                return tuple(gradient / self.count for gradient in found)
-            flat = self.average(torch.cat([gradient.flatten() for gradient in found]))
-            pieces = flat.split([gradient.numel() for gradient in found])
-            return tuple(piece.view_as(gradient) for piece, gradient in zip(pieces, found, strict=True))
-
-        return gradients
-
-
-SHARED = ("uniform", "mean", "every", "pair_nll", "pair_past", "draw_pairs", "match")
-PLAIN: dict[str, Function] = {
-    name: vars(next(owner for owner in (losses, selection, avm) if name in vars(owner)))[name] for name in SHARED
-}
-
-
-def _bound(name: str) -> list[tuple[Any, str]]:
-    """All modules that have this function, under whatever name."""
-    if name not in _places:
-        plain, modules = PLAIN[name], list(sys.modules.values())
-        _places[name] = [(m, key) for m in modules for key, value in list(vars(m).items()) if value is plain]
-    return _places[name]
-
-
-_places: dict[str, list[tuple[Any, str]]] = {}
-
-
-@contextmanager
-def _replaced(swaps: Sequence[tuple[Any, str, Function]]) -> Iterator[None]:
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in swaps]
-    try:
-        for owner, name, function in swaps:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
 
 
 @lru_cache(maxsize=64)
@@ -335,18 +274,3 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         return self.method.loss(batch)
-
-
-class GatherRows(torch.autograd.Function):
-    """Rows of all processes in order of rank. The gradient of a row is the sum of what all processes' losses say."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: World, counts: list[int]) -> Tensor:
-        ctx.world, ctx.counts = world, counts
-        return world.gather(rows, counts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        world, start = ctx.world, sum(ctx.counts[: ctx.world.rank])
-        total = world.average(gradients[0]) * world.count
-        return total[start : start + ctx.counts[world.rank]], None, None

@@ -31,6 +31,7 @@ from stella.peers import ALONE, Peers
 from stella.train.config import TrainConfig
 from stella.train.device import Later, Runtime
 from stella.train.distributed import World
+from stella.train.sharing import shared
 
 
 @dataclass
@@ -197,7 +198,7 @@ class Trainer:
         if self.world is None or self._averaging is None:
             yield
         else:
-            with self.world.on(batch), nullcontext() if last else self._averaging.no_sync():
+            with shared(self.world, batch), nullcontext() if last else self._averaging.no_sync():
                 yield
 
     def _rate_now(self) -> float:

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from helpers.method_toys import TOY, method
 from helpers.noise import Noise
 from stella.data.stream import Stream, StreamConfig
 from stella.peers import ALONE, Peers
-from stella.train import distributed
+from stella.train import sharing
 from stella.train.config import TrainConfig
 from stella.train.device import runtime
 from stella.train.distributed import World
@@ -129,7 +128,7 @@ def compare(count: int, steps: int, cases: list[str], **train: Any) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if "--cut" in sys.argv:  # negative control: no gradient through the gather
-        distributed.GatherRows.backward = staticmethod(  # type: ignore[method-assign]
+        sharing.GatherRows.backward = staticmethod(  # type: ignore[method-assign]
             lambda ctx, g: (g[(s := sum(ctx.counts[: ctx.world.rank])) : s + ctx.counts[ctx.world.rank]], None, None)
         )
     given = dict(pair.split("=") for pair in sys.argv[4:] if "=" in pair)
