@@ -67,7 +67,8 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
                 return result_of(folder)
         with Stop() as stop:
             try:
-                return Run(config, folder, console or Console(), stop, peers).go()
+                done = Run(config, folder, console or Console(), stop, peers).go()
+                return replace(done, speaks=peers.first)
             except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
                 if stop.signal is None:
                     raise

@@ -42,6 +42,7 @@ class RunResult:
     end: Line = field(default_factory=dict)  # A, F and more, once it is finished
     evaluations: list[Line] = field(default_factory=list)
     exit_code: int = 0  # 128 + signal if a signal stopped it
+    speaks: bool = True  # this is the process that tells of it, or the only one
 
 
 class Settings(Protocol):

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def read(path: Path) -> dict[str, Any]:
         name: torch.empty(about.size, dtype=about.properties.dtype)  # type: ignore[union-attr]
         for name, about in known.items()
     }
-    load(tensors, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():  # that this process loads on its own is meant
+        warnings.simplefilter("ignore", UserWarning)
+        load(tensors, storage_reader=reader, no_dist=True)
     tree = torch.load(io.BytesIO(tensors.pop(TREE).numpy().tobytes()), weights_only=True)
     rows = {}
     for name, (pieces, length) in tree.pop("rows").items():

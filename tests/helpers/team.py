@@ -1,16 +1,15 @@
-"""Training in several processes beside the same in one: python team.py PROCESSES STEPS METHOD[:CLIPS],…
+"""Training in several processes, forks of this one, beside the same in one.
 
-Prints a JSON line for each method: the largest relative differences of losses, gradients, weights and stored rows.
-CLIPS is the memory's capacity. Double precision: Adam's first steps have the size of the learning rate wherever a
-gradient is not zero, be it rounding.
+Double precision: Adam's first steps have the size of the learning rate wherever a gradient is not zero, be it rounding.
 """
 
 import json
 import os
-import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from helpers.method_toys import TOY, method
 from helpers.noise import Noise
 from stella.data.stream import Stream, StreamConfig
 from stella.peers import ALONE, Peers
-from stella.train import sharing
 from stella.train.config import TrainConfig
 from stella.train.device import runtime
 from stella.train.distributed import World
@@ -30,30 +28,30 @@ from stella.train.trainer import Trainer
 SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
 
 
-def fork(count: int, work: Callable[[World], None]) -> None:
-    """Let so many processes do this; ends with them, and fails if one does."""
+def fork(count: int, work: Callable[[World], Any]) -> list[Any]:
+    """What each of so many processes returns (as JSON)."""
     with tempfile.TemporaryDirectory() as folder:
         pids = []
         for rank in range(count):
             if pid := os.fork():
                 pids.append(pid)
                 continue
-            status = 1
             try:
                 store = dist.FileStore(f"{folder}/store", count)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
-                work(World(minutes=1))
-                status = 0
-            except BaseException as error:
-                import traceback
-
-                traceback.print_exception(error)
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {count} processes failed")
+                dist.init_process_group(
+                    "gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=120)
+                )
+                text = json.dumps(work(World(minutes=2)))
+            except BaseException:
+                text = json.dumps({"failed": traceback.format_exc()})
+            Path(folder, str(rank)).write_text(text)
+            os._exit(0)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(count)]
+    failed = [each["failed"] for each in found if isinstance(each, dict) and "failed" in each]
+    assert not failed, "\n".join(failed)
+    return found
 
 
 def trainer(name: str, clips: int, peers: Peers = ALONE, **train: Any) -> Trainer:
@@ -109,28 +107,14 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max((((a - b).abs().max() / b.abs().max().clamp_min(1e-3)).item() for a, b in pairs if a.numel()), default=0)
 
 
-def compare(count: int, steps: int, cases: list[str], **train: Any) -> None:
+def compare(count: int, steps: int, cases: list[str], **train: Any) -> dict[str, dict[str, float]]:
+    """The largest relative differences of losses, gradients, weights, stored rows: `METHOD:CLIPS`, CLIPS in memory."""
     wanted = [(name, int(clips or 12), steps) for name, _, clips in (case.partition(":") for case in cases)]
     alone = {case: history(*each, **train) for case, each in zip(cases, wanted, strict=True)}
 
-    def work(world: World) -> None:
-        for case, each in zip(cases, wanted, strict=True):
-            found = history(*each, world, **train)
-            if world.rank == 0:
-                assert found.keys() == alone[case].keys()
-                print(
-                    json.dumps({"case": case, **{k: difference(found[k], alone[case][k]) for k in found}}), flush=True
-                )
+    def work(world: World) -> Any:
+        found = {case: history(*each, world, **train) for case, each in zip(cases, wanted, strict=True)}
+        return {case: {k: difference(found[case][k], alone[case][k]) for k in alone[case]} for case in cases}
 
-    fork(count, work)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if "--cut" in sys.argv:  # negative control: no gradient through the gather
-        sharing.GatherRows.backward = staticmethod(  # type: ignore[method-assign]
-            lambda ctx, g: (g[(s := sum(ctx.counts[: ctx.world.rank])) : s + ctx.counts[ctx.world.rank]], None, None)
-        )
-    given = dict(pair.split("=") for pair in sys.argv[4:] if "=" in pair)
-    train = {name: json.loads(value) for name, value in given.items()}
-    compare(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","), **train)
+    first: dict[str, dict[str, float]] = fork(count, work)[0]
+    return first
