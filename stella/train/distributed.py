@@ -64,15 +64,15 @@ def processes(minutes: float) -> Iterator[Peers]:
     try:
         yield World(minutes)
     except StellaError:
-        if store.add(_failed(), 1) > 1:  # another has told the same, or why this one failed
-            raise Elsewhere(2) from None
+        _tell_once(store)
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
         with suppress(Exception):
             store.wait([_failed()], timedelta(seconds=2))
             raise Elsewhere(2) from None
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error) and "Connection" not in str(error):
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
+        _tell_once(store)
         raise StellaError(
             "another process of this run is gone, or did not answer in time; start it again with --resume, "
             "or let torchrun --max-restarts do so"
@@ -80,6 +80,13 @@ def processes(minutes: float) -> Iterator[Peers]:
     finally:
         with suppress(Exception):
             dist.destroy_process_group()
+
+
+def _tell_once(store: dist.Store) -> None:
+    """End without a word if another process has told its error, which may be the same or the cause."""
+    with suppress(Exception):  # the store may be gone with the process that kept it
+        if store.add(_failed(), 1) > 1:
+            raise Elsewhere(2) from None
 
 
 def restarts() -> int:
