@@ -1,4 +1,4 @@
-"""A process of a run on noise: torchrun … ranks.py FOLDER METHOD TASKS. It leaves its number beside the folder."""
+"""A process of a run on noise: torchrun … ranks.py FOLDER METHOD TASKS [resume]. Its number is left in a file."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ def main(folder: Path, method: str, tasks: int) -> int:
         use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
         config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=0.2", "stream.epochs=2")
         try:
-            return pretrain(config, folder, console=Console()).exit_code
+            return pretrain(config, folder, resume="resume" in sys.argv, console=Console()).exit_code
         except StellaError as error:
             _refuse(str(error))
     return 1

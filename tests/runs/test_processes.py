@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -108,3 +109,58 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert [line["restarts"] for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"] == [0, 1]
     ended(torchrun(tmp_path / "whole"))
     assert same(outcome(folder), outcome(tmp_path / "whole"))
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them, 10.77.0.1 and 10.77.0.2; needs root."""
+    names = [f"stella{os.getpid()}{side}" for side in "ab"]
+    if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True).returncode:
+        pytest.skip("needs the right to make network namespaces")
+    ends = [f"st{os.getpid() % 10**8}{side}" for side in "ab"]
+    commands = [["netns", "add", names[1]], ["link", "add", ends[0], "type", "veth", "peer", "name", ends[1]]]
+    for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+        commands += [["link", "set", end, "netns", name], ["-n", name, "link", "set", "lo", "up"]]
+        commands += [["-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end]]
+        commands += [["-n", name, "link", "set", end, "up"]]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name])
+
+
+def agent(machines: list[str], number: int, folder: Path) -> "subprocess.Popen[str]":
+    """torchrun on a machine, with one process; the first keeps the rendezvous."""
+    where = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "c10d"]
+    where += ["--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "run", "--local-addr", f"10.77.0.{number + 1}"]
+    where += ["--rdzv-conf", f"is_host={int(number == 0)}"]
+    listed = subprocess.run(["ip", "-n", machines[number], "-o", "link"], capture_output=True, text=True, check=True)
+    [end] = [line.split(": ")[1].partition("@")[0] for line in listed.stdout.splitlines() if "LOOPBACK" not in line]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": end}
+    run = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2", "resume"]
+    command = ["ip", "netns", "exec", machines[number], *run]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_machine_is_lost(machines: list[str], tmp_path: Path) -> None:
+    """All its processes are killed, torchrun too; the other machine ends, and the same command on both goes on."""
+    whole = tmp_path / "whole"
+    for each in [agent(machines, number, whole) for number in range(2)]:
+        ended(each)
+    folder = tmp_path / "lost"
+    first, second = (agent(machines, number, folder) for number in range(2))
+    signalled(folder, 0, 0.0, signal.SIGCONT)  # waits for the first checkpoint
+    os.killpg(second.pid, signal.SIGKILL)
+    assert second.wait() and first.wait()
+    for each in [agent(machines, number, folder) for number in range(2)]:
+        ended(each)
+    starts = [line for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"]
+    assert [line["processes"] for line in starts] == [2, 2] and starts[1]["step"] > 0
+    assert same(outcome(folder), outcome(whole))
