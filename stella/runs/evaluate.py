@@ -45,7 +45,7 @@ def evaluate_weights(
         sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
         tree["model"] = {"weights": str(file), **sizes}
     config = settle(build(RunConfig, overridden(tree, values)))
-    with processes(config.train.patience_minutes) as peers:
+    with processes(config.train.patience_minutes, config.train.device) as peers:
         machine = runtime(config.train.device, config.train.precision)
         loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
         tasks, which = _tasks(config, values, folder, machine.device)

@@ -52,7 +52,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     config, folder = settle(config), RunFolder(run)
     again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
     with (
-        processes(config.train.patience_minutes) as peers,
+        processes(config.train.patience_minutes, config.train.device) as peers,
         explain_full_disk(folder.root, again),
         folder.locked() if peers.first else nullcontext(),
     ):

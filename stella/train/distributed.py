@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stella.clip import Batch
-from stella.errors import StellaError
+from stella.errors import ConfigError, StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
 from stella.peers import ALONE, Peers, cut
@@ -48,17 +48,23 @@ class Elsewhere(SystemExit):
 
 
 @contextmanager
-def processes(minutes: float) -> Iterator[Peers]:
+def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     """The processes that torchrun started, or this one alone. None waits for the others longer than `minutes`.
+
+    With GPUs (and `device`, a train.device, other than cpu), each process has one of its own.
 
     An error of one ends all: it tells its sentence, the others end without a word.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield ALONE
         return
-    on_gpu, limit = torch.cuda.is_available(), timedelta(minutes=minutes)
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"train.device={device} is one GPU for all processes; set train.device=auto")
+    on_gpu, limit = torch.cuda.is_available() and device != "cpu", timedelta(minutes=minutes)
+    if on_gpu and (rank := int(os.environ["LOCAL_RANK"])) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"there are more processes than GPUs here; set --nproc-per-node {count} or train.device=cpu")
     if on_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit)
     store = dist.distributed_c10d._get_default_store()
     try:
@@ -82,7 +88,7 @@ def processes(minutes: float) -> Iterator[Peers]:
             dist.destroy_process_group()
 
 
-def _tell_once(store: dist.Store) -> None:
+def _tell_once(store: Any) -> None:
     """End without a word if another process has told its error, which may be the same or the cause."""
     with suppress(Exception):  # the store may be gone with the process that kept it
         if store.add(_failed(), 1) > 1:

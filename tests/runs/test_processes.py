@@ -142,9 +142,7 @@ def agent(machines: list[str], number: int, folder: Path) -> "subprocess.Popen[s
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": end}
     run = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2", "resume"]
     command = ["ip", "netns", "exec", machines[number], *run]
-    return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.slow
@@ -157,7 +155,9 @@ def test_a_machine_is_lost(machines: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "lost"
     first, second = (agent(machines, number, folder) for number in range(2))
     signalled(folder, 0, 0.0, signal.SIGCONT)  # waits for the first checkpoint
-    os.killpg(second.pid, signal.SIGKILL)
+    inside = subprocess.run(["ip", "netns", "pids", machines[1]], capture_output=True, text=True, check=True)
+    for pid in inside.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
     assert second.wait() and first.wait()
     for each in [agent(machines, number, folder) for number in range(2)]:
         ended(each)
