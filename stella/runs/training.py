@@ -155,7 +155,7 @@ class Training(ABC):
                 self.display.say(f"started at {where(earlier[0])}, resumed at {where(self.environment)}")
             for remark in self.machine.remark.splitlines():
                 self.display.say(remark)
-            for line in [] if counters.step else self.announced():
+            for line in self.announced() if self.peers.first and not counters.step else []:
                 self.display.say(line)
             self.speed.write(
                 {"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step} | self._team()
