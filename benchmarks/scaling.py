@@ -121,7 +121,9 @@ def gpu(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def row(place: str, method: str, count: int, batch: int, ms: float, spread: float) -> dict[str, Any]:
     figures = {"ms": round(ms, 2), "clips_per_second": round(1e3 * batch / ms, 2), "spread": round(spread, 2)}
-    return {"place": place, "method": method, "processes": count, "batch": batch, **figures}
+    found = {"place": place, "method": method, "processes": count, "batch": batch, **figures}
+    print(*found.values(), sep=",", flush=True)
+    return found
 
 
 # ---- the model

@@ -301,10 +301,10 @@ class Memory:
         """The clips in these slots on that device; of those, the share of this process."""
         n, peers = len(slots), self.peers
         own = slots if peers.whole else slots[peers.rows(n)]
+        peers.drew(cut(n, peers.count))
         if peers.count == 1:
             taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
         else:
-            peers.drew(cut(n, peers.count))
             at = slots.cpu()
             share = None if peers.whole else owners(cut(n, peers.count))[0]
             taken = {

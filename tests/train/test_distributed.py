@@ -21,6 +21,7 @@ ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for
 @pytest.mark.parametrize(
     ("count", "steps", "cases"),
     [
+        (1, 3, ["stella"]),  # as `benchmarks.scaling gpu` does
         (2, 5, ["stella", "mir", "esmer"]),
         pytest.param(2, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(4, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
