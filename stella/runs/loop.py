@@ -133,7 +133,7 @@ class Run(Training):
         self.imported: list[str] = []
         self.method = build_method(config, device, initial, passes(self.tasks, config.stream), self.imported.extend)
         if self.peers.first:
-            keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
+            keep_clips(self.folder.clips, self.tasks, self.eval_tasks, self.folder.started)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         stream = Stream(shown, config.stream, device, self.skipped, self.peers)
         return Trainer(self.method, stream, config.train, self.machine, self.peers)

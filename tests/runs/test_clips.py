@@ -31,7 +31,7 @@ def videos(tmp_path: Path) -> FolderConfig:
 
 def test_other_clips_are_refused_by_name(videos: FolderConfig, tmp_path: Path) -> None:
     def keep() -> None:
-        keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks())
+        keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks(), started=True)
 
     keep()
     keep()
@@ -51,6 +51,8 @@ def test_other_clips_are_refused_by_name(videos: FolderConfig, tmp_path: Path) -
         (root / f"more{number}.mp4").touch()
     with pytest.raises(StellaError, match=r"more0.mp4 is new; .* and 6 more; restore"):
         keep()
+    keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks(), started=False)  # of a refused run
+    keep()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_a_run_is_not_resumed_with_other_clips(arrays: Path, tmp_path: Path) -> 
     shutil.copytree(arrays / "a", tmp_path / "a")
     config = quick("finetune", *OWN, f"data.path={tmp_path / 'a'}")
     (tmp_path / "run").mkdir()
-    keep_clips(tmp_path / "run" / "clips.csv", config.data.train_tasks(), config.data.eval_tasks())
+    keep_clips(tmp_path / "run" / "clips.csv", config.data.train_tasks(), config.data.eval_tasks(), started=True)
     header = (tmp_path / "a" / "clips.json").read_text()
     first = Scenes("task1", "train", 24)[0].id
     (tmp_path / "a" / "clips.json").write_text(header.replace(f'"{first}"', '"another"'))
