@@ -51,6 +51,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def clips(self) -> int:
+        """The clips of the whole batch, also where processes share it."""
+        return len(self)
+
     def __getitem__(self, rows: Tensor | slice) -> "Batch":
         return Batch(self.video[rows], self.audio[rows], self.ids[rows])
 

@@ -132,6 +132,19 @@ class Lines(Appended):
         self.append(encoded(json.dumps(line, ensure_ascii=False)) + b"\n")
 
 
+class Unwritten:
+    """Takes lines as `Lines` does, in a process that writes none."""
+
+    def __init__(self, path: Path) -> None: ...
+
+    def write(self, line: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
 def read_lines(path: Path) -> list[Line]:
     """The whole lines of a JSON-lines file; empty if there is no file. A torn last line is ignored."""
     if not path.exists():

@@ -36,6 +36,17 @@ def pair_nll(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> tuple[Tensor, Tenso
         return to_v.logsumexp(1) - to_v.diagonal(), to_a.logsumexp(1) - to_a.diagonal()
 
 
+def mean(values: Tensor) -> Tensor:
+    """The loss of a batch from those of its clips [B]. Where processes share a batch, the mean over *all* its clips:
+    each has a part of it, and their average is the mean."""
+    return values.mean()
+
+
+def every(values: Tensor) -> Tensor:
+    """Values of the clips [B, …], without gradient, for statistics. Where processes share a batch: of all its clips."""
+    return values.detach()
+
+
 def matching(logits: Tensor, labels: Tensor) -> Tensor:
     """Eq. 11: binary cross-entropy of logits [B] with labels [B], 1 for matched pairs and 0 for mismatched ones."""
     logits = _full(logits)

@@ -4,12 +4,16 @@ Reservoir decisions are made on the memory's device, from an explicit generator 
 `add` nor `draw` waits for the device, and both can be captured in a CUDA graph. Clips are stored as the model saw
 them: uint8 frames, float16 spectrograms, float32 for the small columns (`stella.methods.base` declares them). Columns
 with a codec are encoded on the device of their values when they are added, and decoded where they are drawn to.
+
+Processes that share a run make the same decisions, from the same generator, and each keeps the slots that are its own
+(slot modulo their number): what the memory holds does not depend on how many there are. Rows travel as they are stored.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +22,7 @@ from torch import Tensor
 from stella.codec import Patching
 from stella.config import differences
 from stella.errors import StellaError
+from stella.peers import ALONE, Peers, cut, owners
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Memory:
     def __init__(
         self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator, most: int | None = None
     ) -> None:
-        """Allocate on the generator's device, no more than the `most` clips that will be added (None: any number)."""
+        """On the generator's device, with room for the `most` clips that will be added at most (None: any number)."""
         self.columns = ID | dict(columns)
         self._stored = {name: column.stored for name, column in self.columns.items()}
         self.capacity, self.generator, self.device = capacity, generator, generator.device
@@ -98,8 +103,20 @@ class Memory:
         self.offered = 0  # upper bound of `seen` that is known without waiting for the device
         self._asked = 0  # the largest draw so far
         self._commit: Tensor | None = None  # None: every write takes effect
-        self._rows = {
-            name: torch.zeros(self.room + 1, *column.shape, dtype=column.dtype, device=self.device)
+        self.peers = ALONE
+
+    def split(self, peers: Peers) -> None:
+        """Keep only the slots of this process from now on; before the first clip is added."""
+        self.peers = peers
+
+    @cached_property
+    def _rows(self) -> dict[str, Tensor]:
+        """The slots of this process, in order, and the spare row; all ids, which are small."""
+        own = len(range(self.peers.rank, self.room, self.peers.count))
+        return {
+            name: torch.zeros(
+                (self.room if name == "id" else own) + 1, *column.shape, dtype=column.dtype, device=self.device
+            )
             for name, column in self._stored.items()
         }
 
@@ -157,19 +174,22 @@ class Memory:
             given, kept = ", ".join(values), ", ".join(self.columns)
             raise StellaError(f"the memory has the columns {kept} and was given {given}; give exactly these")
         self._check(values, len(ids))
-        if self.room < min(self.capacity, self.offered + len(ids)):
+        counts = self._counts(len(ids))
+        total = sum(counts)
+        if self.room < min(self.capacity, self.offered + total):
             raise StellaError(f"the memory has room for the {self.room:,} clips it was made for and is given more")
-        offered = self._committed(admit).expand(len(ids))
+        offered = self._committed(None if admit is None else self._all(admit, counts)).expand(total)
         slots = self._decide(offered)
         self._seen += offered.sum()
-        self.offered += len(ids) if offered.is_cuda else int(offered.sum())
-        self._write(slots, values)
+        self.offered += total if offered.is_cuda else int(offered.sum())
+        self._write(slots, values, counts)
 
     def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
         """Draw `n` different clips, or all if fewer are stored, and move them to `to`; None while the memory is empty.
 
         (On a GPU, if steps were skipped while the memory was still filling, some clips may be drawn twice.)
         """
+        n = self.peers.wanted(n)
         self._asked = max(self._asked, n)
         n = min(n, self.offered, self.capacity)
         if n < 1:
@@ -178,9 +198,22 @@ class Memory:
         noise = torch.rand(self.room, generator=self.generator, device=self.device)
         free = torch.arange(self.room, device=self.device) >= held
         slots = noise.masked_fill(free, 2.0).argsort()[:n] % held
-        to = self.device if to is None else torch.device(to)
-        taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
-        return MemoryBatch(slots, {name: self.columns[name].decode(rows) for name, rows in taken.items()})
+        return self._fetch(slots, self.device if to is None else torch.device(to))
+
+    def more(self, drawn: MemoryBatch, n: int) -> bool:
+        """Whether more than `n` clips were drawn."""
+        return sum(self._counts(len(drawn))) > self.peers.wanted(n)
+
+    def most(self, drawn: MemoryBatch, scores: Tensor, n: int) -> MemoryBatch:
+        """Those `n` of the drawn clips that have the highest scores [len(drawn)], on the scores' device."""
+        if self.peers.whole:
+            chosen = scores.topk(n).indices
+            # The slots follow the choice to its device: the other way round the host would wait.
+            slots = drawn.slots.to(scores.device, non_blocking=True)[chosen]
+            return MemoryBatch(slots, {name: rows[chosen] for name, rows in drawn.columns.items()})
+        counts = self._counts(len(drawn))
+        chosen = self.peers.gather(scores, counts).topk(self.peers.wanted(n)).indices
+        return self._fetch(self.peers.gather(drawn.slots, counts)[chosen.to(drawn.slots.device)], scores.device)
 
     def update(self, slots: Tensor, **columns: Tensor) -> None:
         """Overwrite these columns of the clips in `slots`, as `draw` returned them."""
@@ -189,20 +222,27 @@ class Memory:
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
         self._check(columns, len(slots))
-        self._write(torch.where(self._committed(), slots.to(self.device), self.room), columns)
+        counts = self._counts(len(slots))
+        slots = self._all(slots.to(self.device), counts)
+        self._write(torch.where(self._committed(), slots, self.room), columns, counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """On the CPU, filled rows only. Rows of a memory on the CPU are views of its storage, as a module's are."""
-        rows = {name: _own_storage(t[: len(self)].cpu()) for name, t in self._rows.items()}
+        """On the CPU, filled rows only: of this process. Rows of a memory on the CPU are views of its storage, as a
+        module's are."""
+        filled = {name: len(self) if name == "id" else len(self._own(len(self))) for name in self._rows}
+        rows = {name: _own_storage(t[: filled[name]].cpu()) for name, t in self._rows.items()}
         return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of a state that has the rows of all slots."""
         if changed := differences(state["plan"], self._plan()):
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; restore them")
         self._seen.fill_(state["seen"])
         self.offered = state["seen"]
+        own = self._own(len(self))
         for name, rows in state["rows"].items():
-            self._rows[name][: len(self)].copy_(rows)
+            mine = rows if name == "id" else rows[own.start :: own.step]
+            self._rows[name][: len(mine)].copy_(mine)
         self.generator.set_state(state["generator"].cpu())
 
     def _plan(self) -> dict[str, Any]:
@@ -233,11 +273,46 @@ class Memory:
             if value.is_floating_point() and not column.dtype.is_floating_point:
                 raise StellaError(f"the memory stores {name} as {column.dtype}; give integers, not {value.dtype}")
 
-    def _write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
+    def _own(self, slots: int) -> range:
+        """Those of the first `slots` slots that are kept here."""
+        return range(self.peers.rank, slots, self.peers.count)
+
+    def _counts(self, rows: int) -> list[int]:
+        """How many rows each process gives."""
+        return [rows] if self.peers.whole else self.peers.counts(rows)
+
+    def _all(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """The rows of all processes."""
+        return rows if self.peers.whole else self.peers.gather(rows, counts)
+
+    def _write(self, slots: Tensor, values: Mapping[str, Tensor], counts: list[int]) -> None:
+        """Put the rows of all processes, in order of rank, into these slots."""
+        plan = None if self.peers.count == 1 else _Plan(self.peers, slots, self.room, counts)
         for name, value in values.items():
             rows = self._rows[name]
             narrow = self.columns[name].encode(value.detach())  # before the copy to another device
-            rows.index_copy_(0, slots, narrow.to(rows.device))
+            given = narrow.to(rows.device)
+            if plan is None or name == "id":
+                rows.index_copy_(0, slots, self._all(given, counts))
+            else:
+                rows.index_copy_(0, plan.rows.to(rows.device), plan.bring(given))
+
+    def _fetch(self, slots: Tensor, to: torch.device) -> MemoryBatch:
+        """The clips in these slots on that device; of those, the share of this process."""
+        n, peers = len(slots), self.peers
+        own = slots if peers.whole else slots[peers.rows(n)]
+        peers.drew(cut(n, peers.count))
+        if peers.count == 1:
+            taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
+        else:
+            at = slots.cpu()
+            share = None if peers.whole else owners(cut(n, peers.count))[0]
+            taken = {
+                name: rows[own] if name == "id" else peers.move(rows, at % peers.count, at // peers.count, share)
+                for name, rows in self._rows.items()
+            }
+            taken = {name: rows.to(to, non_blocking=True) for name, rows in taken.items()}
+        return MemoryBatch(own, {name: self.columns[name].decode(rows) for name, rows in taken.items()})
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
@@ -247,6 +322,22 @@ class Memory:
         # torch rounds pinned allocations up to a power of two.
         staged = torch.empty(len(slots), *rows.shape[1:], dtype=rows.dtype, pin_memory=True)
         return torch.index_select(rows, 0, slots, out=staged).to(to, non_blocking=True)
+
+
+class _Plan:
+    """Which rows of a batch come to this process, and where in its own rows they belong."""
+
+    def __init__(self, peers: Peers, slots: Tensor, room: int, counts: list[int]) -> None:
+        at = slots.cpu()
+        kept = at < room
+        self.peers, self._to = peers, at[kept] % peers.count
+        self._owner, self._at = (row[kept] for row in owners(counts))
+        self.rows = at[kept][self._to == peers.rank] // peers.count
+
+    def bring(self, values: Tensor) -> Tensor:
+        if self.peers.whole:  # they are all here
+            return values[self._at[self._to == self.peers.rank].to(values.device)]
+        return self.peers.move(values, self._owner, self._at, self._to)
 
 
 def _own_storage(rows: Tensor) -> Tensor:

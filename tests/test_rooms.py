@@ -20,6 +20,7 @@ ROOMS = (
     "config",
     "files",
     "clip",
+    "peers",
     "media",
     "data",
     "losses",

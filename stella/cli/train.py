@@ -48,7 +48,7 @@ def pretrain(
         result = loop.resume(resume, given, console, run_tree(name) if name else None)
     else:
         result = loop.pretrain(run_config(name, given), run or Path("runs/latest"), console=console)
-    if result.finished:
+    if result.finished and result.speaks:
         cues = ceilings([read_run(result.run)])
         beside = f" ({ceilings_line(cues)})" if cues else ""
         say(f"{_scores(result.end)}{beside}; weights and metrics in {result.run}")

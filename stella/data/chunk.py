@@ -5,7 +5,7 @@ Each clip is decoded by its source, cropped, turned into filterbanks and augment
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import accumulate, count
 from typing import TypeVar
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
 from stella.data.workers import WORKER_GB, Done, Pool, Tick
 from stella.errors import ClipError, StellaError, skippable
-from stella.media.augment import add_noise, center_crop, multi_scale_crop, time_shift
+from stella.media.augment import Among, add_noise, center_crop, multi_scale_crop, pass_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
+from stella.peers import cut
 from stella.rng import generator
 
 Made = TypeVar("Made")
@@ -36,9 +37,21 @@ class Job:
 class Chunk:
     batch: Batch | None  # None: no clip was usable
     skipped: dict[int, ClipError]  # by id
+    counts: tuple[int, ...] = ()  # clips of each process that shares the chunk; empty: one has all of them
 
     def __len__(self) -> int:
-        return len(self.batch) if self.batch else 0
+        """Usable clips, in all processes."""
+        return sum(self.counts) if self.counts else len(self.batch) if self.batch else 0
+
+    def some(self, start: int, stop: int, rank: int) -> "Chunk":
+        """The clips from `start` to `stop` of all; `rank` is this process."""
+        if self.batch is None or not self.counts:
+            return Chunk(self.batch and self.batch[start:stop], {})
+        ends = list(accumulate(self.counts))
+        inside = [(max(start, end - n), min(stop, end)) for end, n in zip(ends, self.counts, strict=True)]
+        counts = tuple(max(0, last - first) for first, last in inside)
+        first = max(0, start - (ends[rank] - self.counts[rank]))
+        return Chunk(self.batch[first : first + counts[rank]], {}, counts)
 
 
 def read_clip(source: Source, job: Job, position: int, window: float, tick: Tick) -> Clip:
@@ -65,29 +78,59 @@ class Maker:
     augment: bool
     seed: int
     device: Device = "cpu"  # where batch sources make their clips
+    rank: int = 0  # of `count` processes, each of which makes its rows of every chunk
+    count: int = 1
 
     def __call__(self, job: Job, tick: Tick) -> Chunk:
-        source, windows = self.sources[job.task], self._windows(job)
+        chunk = self._make(job, tick)
+        return replace(chunk, counts=tuple(cut(len(job.indices), self.count))) if self.count > 1 else chunk
+
+    def own(self, job: Job) -> slice:
+        """The rows of a job that this process makes."""
+        ends = list(accumulate(cut(len(job.indices), self.count)))
+        return slice(ends[self.rank - 1] if self.rank else 0, ends[self.rank])
+
+    def _make(self, job: Job, tick: Tick) -> Chunk:
+        source, rows = self.sources[job.task], self.own(job)
+        indices, windows = job.indices[rows], self._windows(job)[rows]
+        if not indices:
+            return Chunk(None, {})
         before = sum(len(source) for source in self.sources[: job.task])
-        ids = [before + index for index in job.indices]
+        ids = [before + index for index in indices]
+        among = Among(len(job.indices), range(rows.start, rows.stop)) if self.count > 1 else None
         # On the CPU on every machine, so that workers and a GPU in the parent draw the same numbers.
         gen = generator(self.seed, "augment", job.task, job.epoch, job.chunk)
         if isinstance(source, ArraySource):
-            video, waveforms = source.tensors(job.indices, self.device, windows)
-            return Chunk(self._batch(self._crop(video, gen), waveforms, source.lengths(job.indices), ids, gen), {})
+            video, waveforms = source.tensors(indices, self.device, windows)
+            cropped = self._crop(video, gen, among)
+            return Chunk(self._batch(cropped, waveforms, source.lengths(indices), ids, gen, among), {})
         if isinstance(source, BatchSource):
-            video, waveforms = source.tensors(job.indices, self.device)
-            return Chunk(self._batch(self._crop(video, gen), waveforms, None, ids, gen), {})
+            video, waveforms = source.tensors(indices, self.device)
+            return Chunk(self._batch(self._crop(video, gen, among), waveforms, None, ids, gen, among), {})
+        return self._decoded(job, rows, ids, windows, gen, tick)
+
+    def _decoded(
+        self, job: Job, rows: slice, ids: list[int], windows: list[float], gen: torch.Generator, tick: Tick
+    ) -> Chunk:
+        """Clip by clip. A skipped clip takes no random number, unless processes share the chunk: then none can know
+        what the others skip."""
         skipped: dict[int, ClipError] = {}
-        videos, sounds = [], []
-        for position, window in enumerate(windows):
+        videos, sounds, good = [], [], []
+        for position in range(len(job.indices)):
+            if not rows.start <= position < rows.stop:
+                pass_crop(gen)
+                continue
+            row = position - rows.start
             try:
-                clip = read_clip(source, job, position, window, tick)
+                clip = read_clip(self.sources[job.task], job, position, windows[row], tick)
             except ClipError as error:
-                skipped[ids[position]] = error
+                skipped[ids[row]] = error
+                if self.count > 1:
+                    pass_crop(gen)
             else:
                 videos.append(self._crop(clip.video[None], gen))
                 sounds.append(clip.audio)
+                good.append(position)
         tick(-1)
         if not videos:
             return Chunk(None, skipped)
@@ -96,8 +139,9 @@ class Maker:
             raise StellaError(f"clips of one task have {counts} frames; give its source one number of frames for all")
         lengths = torch.tensor([len(sound) for sound in sounds])  # [B]
         padded = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)  # [B, S]
-        good = [id for id in ids if id not in skipped]
-        return Chunk(self._batch(torch.cat(videos), padded, lengths, good, gen), skipped)
+        usable = [ids[position - rows.start] for position in good]
+        among = Among(len(job.indices), good) if self.count > 1 else None
+        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, gen, among), skipped)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The same jobs. While one is done, array sources begin to read the clips of the next."""
@@ -106,7 +150,8 @@ class Maker:
             if following := next(jobs, None):
                 source = self.sources[following.task]
                 if isinstance(source, ArraySource):
-                    source.expect(following.indices, self.device, self._windows(following))
+                    own = self.own(following)
+                    source.expect(following.indices[own], self.device, self._windows(following)[own])
             yield job
             job = following
 
@@ -118,15 +163,21 @@ class Maker:
         windows: list[float] = torch.rand(len(job.indices), generator=gen).tolist()
         return windows
 
-    def _crop(self, video: Tensor, gen: torch.Generator) -> Tensor:
-        return multi_scale_crop(video, self.size, gen) if self.augment else center_crop(video, self.size)
+    def _crop(self, video: Tensor, gen: torch.Generator, among: Among | None = None) -> Tensor:
+        return multi_scale_crop(video, self.size, gen, among) if self.augment else center_crop(video, self.size)
 
     def _batch(
-        self, video: Tensor, waveforms: Tensor, lengths: Tensor | None, ids: list[int], gen: torch.Generator
+        self,
+        video: Tensor,
+        waveforms: Tensor,
+        lengths: Tensor | None,
+        ids: list[int],
+        gen: torch.Generator,
+        among: Among | None = None,
     ) -> Batch:
         audio = fbank(waveforms, lengths, frames=self.spec_frames, mels=self.mels)  # [B, spec_frames, mels]
         if self.augment:
-            audio = add_noise(time_shift(audio, gen), gen)
+            audio = add_noise(time_shift(audio, gen, among=among), gen, among)
         return Batch(video, audio, send(torch.tensor(ids), video.device))
 
 

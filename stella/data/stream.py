@@ -3,6 +3,9 @@
 The order of an epoch is cut into chunks of `batch_size` clips. Each chunk is made as a whole with random generators of
 its own, and chunks are joined into batches; a skipped clip therefore shortens only the last batch of its epoch. The
 state is a position in this plan: chunks made ahead of it are made again after a restart.
+
+Processes that share a run have streams at the same position. Each makes its own rows of every chunk, so that no clip is
+read twice, and delivers its own rows of every batch. They differ if clips were skipped; then rows change hands.
 """
 
 import math
@@ -20,6 +23,7 @@ from stella.data.chunk import Chunk, Job, Maker, make
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import MOST_WORKERS, WORKER_GB
 from stella.errors import ConfigError, StellaError
+from stella.peers import ALONE, Peers, cut, owners
 from stella.rng import generator
 
 
@@ -71,26 +75,41 @@ class Position:
 class Held:
     """The chunks of an epoch that are not used up; `here` advances as they are."""
 
-    def __init__(self, here: Position) -> None:
-        self.here = here
+    def __init__(self, here: Position, peers: Peers) -> None:
+        self.here, self.peers = here, peers
         self.chunks: deque[Chunk] = deque()
 
     @property
     def clips(self) -> int:
         return sum(map(len, self.chunks)) - (self.here.used if self.chunks else 0)
 
-    def take(self, clips: int) -> Batch:
-        """The next clips, in order, at most this many."""
-        parts: list[Batch] = []
+    def take(self, clips: int) -> tuple[Batch, int]:
+        """The next clips, in order, at most this many: those of this process, and how many they are in all."""
+        parts: list[Chunk] = []
         while self.chunks and clips:
-            batch, used = self.chunks[0].batch, self.here.used
-            if batch:
-                parts.append(batch[used : used + clips])
+            chunk, used = self.chunks[0], self.here.used
+            if len(chunk):
+                parts.append(chunk.some(used, used + clips, self.peers.rank))
                 clips -= len(parts[-1])
                 self.here.used += len(parts[-1])
-            if self.here.used == len(self.chunks[0]):
+            if self.here.used == len(chunk):
                 self._pop()
-        return parts[0] if len(parts) == 1 else Batch.cat(parts)
+        batches = [part.batch for part in parts if part.batch is not None]
+        batch = batches[0] if len(batches) == 1 else Batch.cat(batches)
+        return self._dealt(batch, [part.counts for part in parts]), sum(map(len, parts))
+
+    def _dealt(self, batch: Batch, counts: list[tuple[int, ...]]) -> Batch:
+        """The rows of this process; `counts` says who has how many of each part of the batch."""
+        if self.peers.count == 1:
+            return batch
+        found = [owners(each) for each in counts]
+        before = torch.tensor(counts).cumsum(0) - torch.tensor(counts)  # [parts, processes]
+        owner = torch.cat([each for each, _ in found])
+        at = torch.cat([at + row[each] for (each, at), row in zip(found, before, strict=True)])
+        to, _ = owners(cut(len(owner), self.peers.count))
+        if owner.equal(to):
+            return batch
+        return Batch(*(self.peers.move(rows, owner, at, to) for rows in (batch.video, batch.audio, batch.ids)))
 
     def drop(self) -> None:
         """Discard the rest of an epoch."""
@@ -119,6 +138,7 @@ class Stream:
         config: StreamConfig,
         device: Device = "cpu",
         skipped: Skipped | None = None,
+        peers: Peers = ALONE,
     ) -> None:
         self._batches: Generator[Batch, None, None] | None = None
         pairs = list(tasks.items()) if isinstance(tasks, Mapping) else list(tasks)
@@ -126,6 +146,8 @@ class Stream:
         self.sources = [source for _, source in pairs]
         self.config, self.device = config, torch.device(device)
         self.skipped = Skipped() if skipped is None else skipped
+        self.peers = peers
+        self.total = 0  # clips of the last batch, in all processes
         self.position = Position()
         self.finished_task: int | None = None
         least = config.batch_size if config.drop_last else 1
@@ -189,7 +211,8 @@ class Stream:
 
     def _run(self) -> Generator[Batch, None, None]:
         c, device = self.config, "cpu" if self.pooled else self.device
-        maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device)
+        rank, count = self.peers.rank, self.peers.count
+        maker = Maker(self.sources, c.size, c.spec_frames, c.mels, c.augment, c.seed, device, rank, count)
         jobs, workers = (self._jobs(), c.workers) if self.pooled else (maker.announced(self._jobs()), 0)
         with closing(make(maker, jobs, workers, c.prefetch, c.time_limit, c.worker_gb)) as chunks:
             while self.position.task < len(self.sources):
@@ -200,13 +223,13 @@ class Stream:
         then whether another follows."""
         here, size = self.position, self.config.batch_size
         source = self.sources[here.task]
-        held = Held(here)
+        held = Held(here, self.peers)
         least = size if self.config.drop_last else 1
         complete = isinstance(source, BatchSource)  # skips no clip, so there is no need to look ahead
 
         def fill(clips: int) -> None:
             while held.clips < clips and here.chunk + len(held.chunks) < self._chunks_of(source):
-                self._admit(next(chunks), held)
+                self._admit(self._known(next(chunks), complete), held)
 
         fill(least)
         if held.clips < least:
@@ -217,7 +240,7 @@ class Stream:
         more = True
         while more:
             fill(size if complete else size + least)  # everything that can fail comes before the state changes
-            batch = held.take(size)
+            batch, self.total = held.take(size)
             left = len(source) - here.chunk * size - here.used if complete else held.clips
             more = left >= least
             here.batches += 1
@@ -230,6 +253,25 @@ class Stream:
                     here.epoch, here.task = 0, here.task + 1
             pinned = batch.pin_memory() if self.device.type == "cuda" and not batch.video.is_cuda else batch
             yield pinned.to(self.device)
+
+    def _known(self, chunk: Chunk, complete: bool) -> Chunk:
+        """A chunk as all processes know it: the clips of each, and what any of them skipped."""
+        if not chunk.counts or (complete and min(chunk.counts)):
+            return chunk
+        own = (
+            None
+            if chunk.batch is None
+            else (len(chunk.batch), chunk.batch.video.shape[1:], chunk.batch.audio.shape[1:])
+        )
+        told = self.peers.tell((own, chunk.skipped))
+        skipped = {id: error for _, each in told for id, error in each.items()}
+        counts = tuple(each[0] if each else 0 for each, _ in told)
+        batch, some = chunk.batch, next((each for each, _ in told if each), None)
+        if batch is None and some:
+            device = "cpu" if self.pooled else self.device
+            video, audio = torch.empty(0, *some[1], dtype=torch.uint8), torch.empty(0, *some[2])
+            batch = Batch(video, audio, torch.empty(0, dtype=torch.int64)).to(device)
+        return Chunk(batch, skipped, counts)
 
     def _admit(self, chunk: Chunk, held: Held) -> None:
         """List a chunk's skipped clips, and stop if there are too many."""
@@ -269,9 +311,16 @@ class Stream:
 
 
 def evaluation_batches(
-    source: Source, config: StreamConfig, device: Device = "cpu", skipped: Skipped | None = None
+    source: Source,
+    config: StreamConfig,
+    device: Device = "cpu",
+    skipped: Skipped | None = None,
+    peers: Peers = ALONE,
 ) -> Iterator[Batch]:
-    """Every clip of a source once, in order, not augmented, including the last short batch; ids are its indices."""
+    """Every clip of a source once, in order, not augmented, including the last short batch; ids are its indices.
+
+    Processes that share it have their rows of each batch.
+    """
     plain = replace(config, epochs=1, shuffle=False, augment=False, drop_last=False)
-    with closing(Stream([("evaluation", source)], plain, device, skipped)) as stream:
+    with closing(Stream([("evaluation", source)], plain, device, skipped, peers)) as stream:
         yield from stream

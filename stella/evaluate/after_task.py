@@ -17,6 +17,7 @@ from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.retrieval import Autocast, Embeddings, embed, modality_gap, task_recall
 from stella.model.avm import AVM
 from stella.model.cav import CAV
+from stella.peers import ALONE, Peers
 from stella.rng import generator
 
 POINTS = ("importance_ratio", "auc", "pointing", "pointing_chance")  # where the matching module points
@@ -33,6 +34,7 @@ def evaluate_tasks(
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
     keep: list[Embeddings] | None = None,
+    peers: Peers = ALONE,
 ) -> dict[str, Any]:
     """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
@@ -46,7 +48,8 @@ def evaluate_tasks(
         raise StellaError("no task to evaluate on; give at least one")
     skipped = Skipped() if skipped is None else skipped
     embeddings = [
-        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}")) for name, source in tasks
+        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}"), peers)
+        for name, source in tasks
     ]
     if keep is not None:
         keep[:] = embeddings

@@ -14,6 +14,7 @@ from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import StellaError
 from stella.model.cav import CAV
+from stella.peers import ALONE, Peers
 
 KS = (1, 5, 10)
 DIRECTIONS = ("a2v", "v2a")  # the query is audio, the query is video
@@ -52,13 +53,25 @@ def embed(
     device: torch.device | str = "cpu",
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
+    peers: Peers = ALONE,
 ) -> Embeddings:
-    """Embed every clip of a source: all patches, each modality alone through fusion, mean, normalised; on `device`."""
+    """Embed every clip of a source: all patches, each modality alone through fusion, mean, normalised; on `device`.
+
+    Processes embed their rows of each batch, and all have the embeddings of all.
+    """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for batch in evaluation_batches(source, config, device, skipped):
-        with autocast():
-            parts.append((unit_a(model, batch.audio), unit_v(model, batch.video), batch.ids))
-    return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    for batch in evaluation_batches(source, config, device, skipped, peers):
+        if len(batch):
+            with autocast():
+                parts.append((unit_a(model, batch.audio), unit_v(model, batch.video), batch.ids))
+    if peers.count == 1:
+        return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    none = torch.empty(0, model.config.dim, device=device)
+    parts.append((none, none, torch.empty(0, dtype=torch.int64, device=device)))
+    counts = peers.tell(sum(len(ids) for *_, ids in parts))
+    a, v, ids = (peers.gather(torch.cat(column), counts) for column in zip(*parts, strict=True))
+    order = ids.argsort()
+    return Embeddings(a[order], v[order], ids[order])
 
 
 @torch.no_grad()

@@ -1,9 +1,12 @@
 """Augmentation of the paper's training table: multi-scale crop, audio time shift, audio noise.
 
-Each clip of a batch has its own draws. They are made on the generator's device, then copied to the data's.
+Each clip of a batch has its own draws. They are made on the generator's device, then copied to the data's. `among` says
+that the given clips are some of a batch, whose other draws are made and left: where each draw belongs does not depend
+on which of the clips are here.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +24,15 @@ OFFSETS = (
 )
 
 
-def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class Among:
+    """These clips are the `rows` (positions) of a batch of `clips`."""
+
+    clips: int
+    rows: Sequence[int]
+
+
+def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator, among: Among | None = None) -> Tensor:
     """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: one crop per clip, the same for all its frames.
 
     The crop is resampled bilinearly without antialiasing, so the short side should be at most about 1.5 times `size`.
@@ -31,11 +42,17 @@ def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator) -> Te
     sides = [size if abs(side - size) < 3 else side for side in sides]  # near enough: no resampling
     sides = [min(side, height, width) for side in sides]
     shapes = [(w, h) for i, h in enumerate(sides) for j, w in enumerate(sides) if abs(i - j) <= MAX_DISTORT]
-    shape = _draw(shapes, len(video), generator)  # [B, 2], width and height
-    quarters = _draw(OFFSETS, len(video), generator)  # [B, 2]
+    shape = _draw(shapes, len(video), generator, among)  # [B, 2], width and height
+    quarters = _draw(OFFSETS, len(video), generator, among)  # [B, 2]
     free = torch.tensor([width, height], device=shape.device) - shape
     corner = free.div(4, rounding_mode="floor") * quarters  # [B, 2], x and y
     return _resample(video, corner, shape, size)
+
+
+def pass_crop(generator: torch.Generator) -> None:
+    """The draws of `multi_scale_crop` for one clip that is not here."""
+    for choices in (range(10), OFFSETS):
+        _draw(choices, 1, generator)
 
 
 def center_crop(video: Tensor, size: int) -> Tensor:
@@ -48,24 +65,28 @@ def center_crop(video: Tensor, size: int) -> Tensor:
     return _resample(video, corner.expand(len(video), 2), torch.full((len(video), 2), side), size)
 
 
-def time_shift(spec: Tensor, generator: torch.Generator, most: int = 10) -> Tensor:
+def time_shift(spec: Tensor, generator: torch.Generator, most: int = 10, among: Among | None = None) -> Tensor:
     """[B, time, mel], each clip rolled along time by a random integer in -most … most."""
-    shift = send(_draw(range(-most, most + 1), len(spec), generator), spec.device)  # [B]
+    shift = send(_draw(range(-most, most + 1), len(spec), generator, among), spec.device)  # [B]
     source = (torch.arange(spec.shape[1], device=spec.device) - shift[:, None]) % spec.shape[1]  # [B, time]
     return spec.gather(1, source[..., None].expand_as(spec))
 
 
-def add_noise(spec: Tensor, generator: torch.Generator) -> Tensor:
+def add_noise(spec: Tensor, generator: torch.Generator, among: Among | None = None) -> Tensor:
     """[B, time, mel] plus uniform noise in [0, r/10), with r uniform in [0, 1) for each clip."""
-    level = torch.rand(len(spec), 1, 1, generator=generator, device=generator.device) / 10
-    noise = torch.rand(spec.shape, generator=generator, device=generator.device)
+    clips = among.clips if among else len(spec)
+    level = torch.rand(clips, 1, 1, generator=generator, device=generator.device) / 10
+    noise = torch.rand(clips, *spec.shape[1:], generator=generator, device=generator.device)
+    if among:
+        level, noise = level[list(among.rows)], noise[list(among.rows)]
     return spec + send(noise.mul_(level), spec.device).to(spec.dtype)
 
 
-def _draw(choices: Sequence[object], count: int, generator: torch.Generator) -> Tensor:
+def _draw(choices: Sequence[object], count: int, generator: torch.Generator, among: Among | None = None) -> Tensor:
     """[count, …], each row one of the choices, on the generator's device."""
-    chosen = torch.randint(len(choices), (count,), generator=generator, device=generator.device)
-    return torch.tensor(choices, device=generator.device)[chosen]
+    clips = among.clips if among else count
+    chosen = torch.randint(len(choices), (clips,), generator=generator, device=generator.device)
+    return torch.tensor(choices, device=generator.device)[chosen[list(among.rows)] if among else chosen]
 
 
 def _resample(video: Tensor, corner: Tensor, shape: Tensor, size: int) -> Tensor:

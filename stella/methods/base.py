@@ -183,7 +183,7 @@ class Method(nn.Module, ABC):
 
     def parts(self, out: Pretrained) -> dict[str, Tensor]:
         """The three parts of L, averaged over the clips."""
-        return {name: part.mean() for name, part in self.clip_parts(out).items()}
+        return {name: losses.mean(part) for name, part in self.clip_parts(out).items()}
 
     def clip_parts(self, out: Pretrained) -> dict[str, Tensor]:
         """The three weighted parts of L of each clip, [B] each. All clips are negatives of one another."""
@@ -281,4 +281,4 @@ def penalty(out: Pretrained, z_a: Tensor, z_v: Tensor) -> Tensor:
     """MSE(z_a, target) + MSE(z_v, target), targets [n, D], over the last n clips of x ∪ m: the drawn ones."""
     n = len(z_a)
     distance = losses.feature_penalty(out.z_a[-n:], z_a) + losses.feature_penalty(out.z_v[-n:], z_v)
-    return distance.mean()
+    return losses.mean(distance)

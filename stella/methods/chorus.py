@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stella import selection
+from stella import losses, selection
 from stella.clip import Batch
 from stella.memory import Column
 from stella.methods.base import (
@@ -70,7 +70,7 @@ class Chorus(Method):
             z_a = torch.cat([z_a, self.model.pooled_a(past_a.take(split_a.visible))])
             z_v = torch.cat([z_v, self.model.pooled_v(past_v.take(split_v.visible))])
         parts = self.recon_parts(out) | {"contrastive": self.contrastive_part(z_a, z_v)}
-        return Losses({name: part.mean() for name, part in parts.items()}, patch_rows(a, v))
+        return Losses({name: losses.mean(part) for name, part in parts.items()}, patch_rows(a, v))
 
     def some(self, patches: Patches) -> Patches:
         """κ patches of each clip, at random."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
+from stella.losses import every, mean
 from stella.methods.base import Losses, clip_rows, penalty
 from stella.methods.er import Replay
 from stella.model.cav import CAV
@@ -73,7 +74,7 @@ class ESMER(Replay):
             admit = self.low(errors)
             weight = torch.where(admit, 1, self.mean / errors)
             weight = torch.cat([weight, weight.new_ones(len(out.z_a) - now)])
-        parts = {name: (weight * part).mean() for name, part in self.clip_parts(out).items()}
+        parts = {name: mean(weight * part) for name, part in self.clip_parts(out).items()}
         distance = out.z_a.new_zeros(()) if drawn is None else penalty(out, stable.z_a[now:], stable.z_v[now:])
         return ESMERLosses(parts | {"consistency": self.config.gamma * distance}, clip_rows(batch), errors, admit)
 
@@ -84,7 +85,7 @@ class ESMER(Replay):
     def after_batch(self, batch: Batch, losses: Losses) -> None:
         assert isinstance(losses, ESMERLosses) and losses.errors is not None and self.memory is not None
         self.memory.add(batch.ids, losses.admit, **losses.rows)
-        now = trimmed_mean(losses.errors)
+        now = trimmed_mean(every(losses.errors))
         decay = (1 - 1 / (self.updates + 1)).clamp_max(self.config.alpha_loss)
         known = now.isfinite()  # a clip's weight of 0 can hide an infinite error from the loss
         self.mean.copy_(torch.where(known, decay * self.mean + (1 - decay) * now, self.mean))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.errors import ConfigError
+from stella.losses import mean
 from stella.memory import Column, MemoryBatch
 from stella.methods.base import Losses, MemoryConfig, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, Weights
@@ -80,7 +81,7 @@ class GMED(LooksAhead):
         length = self.config.alpha * self.config.gamma ** drawn["age"].to(video.dtype)  # [n]
 
         def gradient(weights: Weights) -> tuple[Tensor, ...]:
-            return self.gradients(self.clip_losses(weights, audio, video, splits).mean(), [audio, video])
+            return self.gradients(mean(self.clip_losses(weights, audio, video, splits)), [audio, video])
 
         def edited(so_far: Tensor, g1: Tensor, g2: Tensor) -> Tensor:
             return so_far + length.view(-1, *[1] * (g1.dim() - 1)) * ((g2 - g1) + self.config.beta * g1)

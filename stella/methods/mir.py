@@ -34,14 +34,11 @@ class MIR(LooksAhead):
         """The most interfered candidates, as many as the batch has clips; all of them if there are no more."""
         assert self.memory is not None
         drawn = self.memory.draw(self.config.candidates * len(batch), to=self.device)
-        if drawn is None or len(drawn) <= len(batch):
+        if drawn is None or not self.memory.more(drawn, len(batch)):
             return drawn
         after = self.virtual_weights(batch)
         with torch.no_grad():
             splits = self.virtual_splits(drawn["audio"], drawn["video"])
             clips = drawn["audio"], drawn["video"], splits, len(batch)
             increase = self.clip_losses(after, *clips) - self.clip_losses(self.weights(), *clips)
-        chosen = increase.topk(len(batch)).indices
-        # The slots follow the choice to its device: the other way round the host would wait.
-        slots = drawn.slots.to(self.device, non_blocking=True)[chosen]
-        return MemoryBatch(slots, {name: rows[chosen] for name, rows in drawn.columns.items()})
+        return self.memory.most(drawn, increase, len(batch))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stella.clip import Batch
+from stella.losses import mean
 from stella.methods.er import Replay
 from stella.model.cav import Pretrained, Split
 
@@ -36,7 +37,7 @@ class LooksAhead(Replay):
         """θ' after Adam's step on ∇L(x; θ)."""
         # As parameters: compiled code for the training pass on these shapes is then reused.
         theta = {name: nn.Parameter(p.detach()) for name, p in self.model.named_parameters() if p.requires_grad}
-        loss = self.clip_losses(theta, batch.audio, batch.video).mean()
+        loss = mean(self.clip_losses(theta, batch.audio, batch.video))
         gradients = self.gradients(loss, list(theta.values()))
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         stepped = adam_step(self.optimizer, parameters, gradients)

@@ -92,7 +92,7 @@ class AVM(nn.Module):
     def loss(self, model: CAV, scored: Scored, pairs: Pairs) -> Tensor:
         """Eq. 11, a scalar whose gradient reaches this module only."""
         found = match(model, self, scored, pairs)
-        return losses.matching(found.logits, found.labels).mean()
+        return losses.mean(losses.matching(found.logits, found.labels))
 
     def _project(self, a: Tensor, v: Tensor) -> QueriesKeys:
         return QueriesKeys(

@@ -14,11 +14,12 @@ from stella.memory import bytes_per_clip, capacity_for
 from stella.methods import Method
 from stella.model import weights
 from stella.model.cav import CAV
+from stella.peers import ALONE, Peers
 from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import free_bytes
 
 
-def check(config: RunConfig, started: bool = False, unbounded: bool = False) -> None:
+def check(config: RunConfig, started: bool = False, unbounded: bool = False, peers: Peers = ALONE) -> None:
     """Refuse an impossible method, hyper-parameter, weight file or memory before anything is built or written.
 
     Of a stream that is `unbounded`, as a learner's, the memory may be filled up.
@@ -38,7 +39,8 @@ def check(config: RunConfig, started: bool = False, unbounded: bool = False) -> 
         place, each = "cpu" if config.memory.device == "cpu" else device, bytes_per_clip(columns)
         if capacity * each > free_bytes(place) and not unbounded:  # the data may be fewer
             capacity = min(capacity, passes(config.data.train_tasks(cache=False), config.stream))
-        check_fits(capacity * each, place)
+        here = peers.neighbours if str(place) == "cpu" else 1  # processes that share this place
+        check_fits(capacity * each * here // peers.count, place)
 
 
 def passes(tasks: Tasks, stream: StreamConfig) -> int:

@@ -16,12 +16,12 @@ HEADER = ["set", "task", "clip", "stamp"]
 NAMED = 3  # clips named in a refusal
 
 
-def keep_clips(path: Path, train: Tasks, evaluation: Tasks) -> None:
-    """Write the list, or refuse clips that differ from those of the list that is there."""
+def keep_clips(path: Path, train: Tasks, evaluation: Tasks, started: bool) -> None:
+    """Write the list of a new run; of one that was started, refuse clips that differ from those of its list."""
     rows = [row for kind, tasks in (("train", train), ("evaluation", evaluation)) for row in _rows(kind, tasks)]
     if not rows:  # nothing is on a disk
         return
-    if not path.exists():
+    if not (started and path.exists()):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([HEADER, *rows])
         write_bytes(path, text.getvalue().encode(errors="surrogateescape"))

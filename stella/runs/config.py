@@ -21,7 +21,7 @@ from stella.train.device import Runtime, runtime
 # Keys that may change on resume, because no result depends on them (compiling changes rounding only).
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "stream.worker_gb", "data.cache"),
-    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard"),
+    *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard", "train.patience_minutes"),
     *("train.graph", "train.compile", "train.activations"),
 )
 

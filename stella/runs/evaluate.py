@@ -18,6 +18,7 @@ from stella.runs.config import RunConfig, model_config, settle, stored_config
 from stella.runs.folder import RunFolder
 from stella.runs.progress import say
 from stella.train.device import runtime
+from stella.train.distributed import Elsewhere, processes
 
 
 def evaluate_weights(
@@ -29,7 +30,7 @@ def evaluate_weights(
 ) -> dict[str, Any]:
     """The record that a run writes between tasks, for a finished run, a weight file or a shipped name.
 
-    `slow` evaluates the slow weights of a run.
+    `slow` evaluates the slow weights of a run. Of several processes the first returns it and the others end.
     """
     folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
     if folder and folder.end is None:
@@ -44,16 +45,20 @@ def evaluate_weights(
         sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
         tree["model"] = {"weights": str(file), **sizes}
     config = settle(build(RunConfig, overridden(tree, values)))
-    machine = runtime(config.train.device, config.train.precision)
-    loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
-    tasks, which = _tasks(config, values, folder, machine.device)
-    if console is not None:
-        clips = sum(len(source) for _, source in tasks)
-        say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
-    stream = replace(config.stream, batch_size=config.evaluate.batch)
-    avm = None if loaded.avm is None else loaded.avm.to(machine.device)
-    skipped, place = Skipped(), machine.device
-    found = evaluate_tasks(loaded.model.to(place), avm, tasks, stream, place, config.seed, machine.autocast, skipped)
+    with processes(config.train.patience_minutes, config.train.device) as peers:
+        machine = runtime(config.train.device, config.train.precision)
+        loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
+        tasks, which = _tasks(config, values, folder, machine.device)
+        if console is not None and peers.first:
+            clips = sum(len(source) for _, source in tasks)
+            say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
+        stream = replace(config.stream, batch_size=config.evaluate.batch)
+        place, skipped = machine.device, Skipped()
+        avm = None if loaded.avm is None else loaded.avm.to(place)
+        how = place, config.seed, machine.autocast, skipped, None, peers
+        found = evaluate_tasks(loaded.model.to(place), avm, tasks, stream, *how)
+        if not peers.first:
+            raise Elsewhere(0)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
 
 

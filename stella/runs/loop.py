@@ -6,7 +6,7 @@ interrupts is repeated with the same outcome.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from stella.files import explain_full_disk, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
+from stella.peers import ALONE, Peers
 from stella.runs.build import build_method, check, passes
 from stella.runs.clips import keep_clips
 from stella.runs.config import RunConfig, inputs_of, machine, settle, stored_config
@@ -39,6 +40,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
+from stella.train.distributed import processes, restarts
 from stella.train.trainer import Trainer
 
 
@@ -48,19 +50,25 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     SIGTERM and Ctrl-C save a checkpoint and stop; the result then has an exit code.
     """
     config, folder = settle(config), RunFolder(run)
-    if folder.end is None:
-        check(config, folder.started)
     again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
-    with explain_full_disk(folder.root, again), folder.locked():
-        if folder.started:
-            if not resume:
+    with (
+        processes(config.train.patience_minutes, config.train.device) as peers,
+        explain_full_disk(folder.root, again),
+        folder.locked() if peers.first else nullcontext(),
+    ):
+        started = peers.tell(folder.started)[0]
+        if folder.end is None:
+            check(config, started, peers=peers)
+        if started:
+            if not resume and not restarts():
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)
             if folder.end is not None:
                 return result_of(folder)
         with Stop() as stop:
             try:
-                return Run(config, folder, console or Console(), stop).go()
+                done = Run(config, folder, console or Console(), stop, peers).go()
+                return replace(done, speaks=peers.first)
             except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
                 if stop.signal is None:
                     raise
@@ -97,9 +105,12 @@ def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, T
 class Run(Training):
     """Pre-training with one method."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop) -> None:
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop, peers: Peers = ALONE
+    ) -> None:
         self.config, place = config, machine(config.train)
-        super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))
+        facts = with_earlier(environment(place), folder.environment)
+        super().__init__(config, folder, console, stop, place, facts, peers)
 
     @property
     def title(self) -> str:
@@ -121,9 +132,11 @@ class Run(Training):
         self.tasks, self.eval_tasks = open_tasks(config.data, config.stream.workers > 0, str(device))
         self.imported: list[str] = []
         self.method = build_method(config, device, initial, passes(self.tasks, config.stream), self.imported.extend)
-        keep_clips(self.folder.clips, self.tasks, self.eval_tasks)
+        if self.peers.first:
+            keep_clips(self.folder.clips, self.tasks, self.eval_tasks, self.folder.started)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
-        return Trainer(self.method, Stream(shown, config.stream, device, self.skipped), config.train, self.machine)
+        stream = Stream(shown, config.stream, device, self.skipped, self.peers)
+        return Trainer(self.method, stream, config.train, self.machine, self.peers)
 
     def evaluate(self, due: int) -> None:
         with self.stop.at_once():
@@ -131,6 +144,11 @@ class Run(Training):
             found = self._evaluate(self.method.eval_model, self.method.avm, embeddings)
             if self.trainer.slow is not None:
                 found["slow"] = self._evaluate(self.trainer.slow.model, None)
+        if self.peers.first:
+            self._keep(due, found, embeddings)
+
+    def _keep(self, due: int, found: dict[str, Any], embeddings: list[Embeddings]) -> None:
+        """Write what was measured."""
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
@@ -155,7 +173,7 @@ class Run(Training):
 
     def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
         place = self.machine.device, self.config.seed, self.machine.autocast
-        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep)
+        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep, self.peers)
 
     @property
     def _eval_stream(self) -> StreamConfig:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from signal import Signals
 from typing import Any, ClassVar, Protocol
 
 from rich.console import Console
@@ -18,15 +19,17 @@ from rich.console import Console
 from stella.config import differences, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import StellaError
-from stella.files import Line, Lines, read_lines, write_json
+from stella.files import Line, Lines, Unwritten, read_lines, write_json
+from stella.peers import ALONE, Peers
 from stella.runs.config import FREE
 from stella.runs.environment import where
 from stella.runs.folder import RunFolder
 from stella.runs.progress import Board, Display
 from stella.runs.stop import Stop, Stopped
-from stella.train.checkpoint import Checkpoints
+from stella.train.checkpoint import Checkpoints, size_of
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime
+from stella.train.distributed import restarts
 from stella.train.trainer import Trainer
 
 MOST_SKIPPED = 10  # steps in a row without a finite loss
@@ -39,6 +42,7 @@ class RunResult:
     end: Line = field(default_factory=dict)  # A, F and more, once it is finished
     evaluations: list[Line] = field(default_factory=list)
     exit_code: int = 0  # 128 + signal if a signal stopped it
+    speaks: bool = True  # this is the process that tells of it, or the only one
 
 
 class Settings(Protocol):
@@ -53,7 +57,7 @@ def changed_keys(old: dict[str, Any], config: Settings) -> list[str]:
     new = to_tree(config)
     for key in FREE:
         table, name = key.split(".")
-        if name in old[table] and name in new[table]:
+        if name in new[table]:
             old[table][name] = new[table][name]
     return differences(old, new)
 
@@ -68,23 +72,32 @@ class Training(ABC):
     again: ClassVar[str] = "stella pretrain --resume {run}"  # the command that resumes a run
 
     def __init__(
-        self, config: Settings, folder: RunFolder, console: Console, stop: Stop, place: Runtime, facts: Line
+        self,
+        config: Settings,
+        folder: RunFolder,
+        console: Console,
+        stop: Stop,
+        place: Runtime,
+        facts: Line,
+        peers: Peers = ALONE,
     ) -> None:
-        """`facts` is the environment of this process, for environment.json."""
-        self.folder, self.stop, self.console, self.settings = folder, stop, console, config.train
+        """`facts` is the environment of this process, for environment.json. The first of `peers` writes and speaks."""
+        self.folder, self.stop, self.settings, self.peers = folder, stop, config.train, peers
+        self.console = console if peers.first else Console(quiet=True)
         self.machine, self._tree = place, to_tree(config)
-        self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints)
+        self.checkpoints = Checkpoints(folder.checkpoints, config.train.keep_checkpoints, peers)
         state = self._load(config)
-        self.skipped = Skipped(folder.skipped)
+        self.skipped = Skipped(folder.skipped if peers.first else None)
         self.trainer = self.build(initial=state is None)
         self.stream = self.trainer.stream
         self.environment = facts
-        self.board = Board(folder.root / "tensorboard") if config.train.tensorboard else None
-        write_json(folder.config, self._tree)
-        write_json(folder.environment, self.environment)
+        self.board = Board(folder.root / "tensorboard") if config.train.tensorboard and peers.first else None
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
-        folder.cut(0 if state is None else state["metrics_bytes"])
+        if peers.first:
+            write_json(folder.config, self._tree)
+            write_json(folder.environment, self.environment)
+            folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
         self._rates = 0  # recorded by this process
@@ -129,8 +142,9 @@ class Training(ABC):
     def go(self) -> RunResult:
         counters = self.trainer.counters
         with ExitStack() as stack:
-            self.metrics = stack.enter_context(closing(Lines(self.folder.metrics)))
-            self.speed = stack.enter_context(closing(Lines(self.folder.speed)))
+            lines = Lines if self.peers.first else Unwritten
+            self.metrics = stack.enter_context(closing(lines(self.folder.metrics)))
+            self.speed = stack.enter_context(closing(lines(self.folder.speed)))
             self.display = stack.enter_context(Display(self.console, self.trainer.steps, counters.step))
             if self.board:
                 stack.enter_context(closing(self.board))
@@ -141,9 +155,11 @@ class Training(ABC):
                 self.display.say(f"started at {where(earlier[0])}, resumed at {where(self.environment)}")
             for remark in self.machine.remark.splitlines():
                 self.display.say(remark)
-            for line in [] if counters.step else self.announced():
+            for line in self.announced() if self.peers.first and not counters.step else []:
                 self.display.say(line)
-            self.speed.write({"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step})
+            self.speed.write(
+                {"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step} | self._team()
+            )
             try:
                 self._evaluate_if_due()
                 while self._train_task():
@@ -151,7 +167,9 @@ class Training(ABC):
                 if counters.step and counters.skipped == counters.step:
                     raise StellaError("no step of this run was finite; check the data, or start a new run")
                 with self.stop.writing():
-                    self.finish()
+                    if self.peers.first:
+                        self.finish()
+                    self.peers.tell("finished")
             except (Stopped, Exception):
                 if self.stop.signal is None:
                     raise
@@ -166,10 +184,11 @@ class Training(ABC):
         """Train to the end of a task; False if no step was left."""
         minutes = self.settings.checkpoint_minutes
         while self._advance():
-            ended, stopping = self.stream.finished_task is not None, self.stop.signal
+            ended, late = self.stream.finished_task is not None, time.monotonic() - self._saved >= 60 * minutes
+            stopping, due = self.peers.most(self.stop.signal or 0, late)
             self._record(ended)
             stuck = self._stuck()
-            if ended or stuck or stopping or time.monotonic() - self._saved >= 60 * minutes:
+            if ended or stuck or stopping or due:
                 self._save()
             if stuck:
                 not_finite = self.trainer.skipped[-1][1]
@@ -179,6 +198,7 @@ class Training(ABC):
                     "lower train.lr or train.precision=float32"
                 )
             if stopping:
+                self.stop.signal = self.stop.signal or Signals(stopping)  # another process's
                 raise Stopped
             if ended:
                 return True
@@ -191,7 +211,7 @@ class Training(ABC):
             return self.trainer.advance()
         except (Stopped, Exception):
             begun = (self.trainer.counters.step, self.stream.position) != (step, position)
-            if self.stop.signal and not begun:
+            if self.stop.signal and not begun and self.peers.count == 1:
                 self._save()
             raise
 
@@ -226,6 +246,10 @@ class Training(ABC):
         if self.board:
             curves = {"loss": loss, **{f"loss/{name}": part for name, part in parts.items()}, "clips/s": rate}
             self.board.scalars(curves, counters.step)
+
+    def _team(self) -> Line:
+        """For the record: how many processes, and how often torchrun has started them again."""
+        return {} if self.peers.count == 1 else {"processes": self.peers.count, "restarts": restarts()}
 
     def _say_time(self, rate: float) -> None:
         """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
@@ -275,12 +299,12 @@ class Training(ABC):
         self._write_skipped()
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
-            "metrics_bytes": self.metrics.sync(),
+            "metrics_bytes": self.peers.tell(self.metrics.sync())[0],
             "config": self._tree,
         }
         path = self.checkpoints.save(step, state)
         self._saved = time.monotonic()
-        size = path.stat().st_size
+        size = size_of(path)
         self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
 
 

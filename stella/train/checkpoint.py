@@ -2,6 +2,9 @@
 
 A checkpoint is written under a temporary name, forced to the disk and renamed; its name ends with the hash of its
 content, so that a file damaged by a kill, a full disk or a bad disk is recognised and never loaded.
+
+One process writes a file, `step-00000120-HASH.pt`. Several write a folder, `step-00000120-HASH.dcp`, each a part of it
+(`train/parts.py`). Both have the same content, and any number of processes reads either.
 """
 
 import hashlib
@@ -15,21 +18,28 @@ from torch import Tensor
 
 from stella.errors import StellaError
 from stella.files import publish, sweep, temporary
+from stella.peers import ALONE, Peers
+from stella.train import parts
 
 State = dict[str, Any]
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of a run, in a folder of their own: `step-00000120-HASH.pt`."""
+    """The newest `keep` checkpoints of a run, in a folder of their own."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int = 2, peers: Peers = ALONE) -> None:
+        self.folder, self.keep, self.peers = folder, keep, peers
         self.damaged: list[Path] = []  # renamed by `load`
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then remove old ones. If writing fails, existing checkpoints stay."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
+            if self.peers.count > 1:
+                path = parts.write(self.folder, f"step-{step:08d}", state, self.peers)
+                if self.peers.first:
+                    self._remove_older(path)
+                return path
             with temporary(self.folder / f"step-{step:08d}") as fresh:
                 with fresh.open("wb") as file:
                     writer = _Writer(file)
@@ -47,19 +57,29 @@ class Checkpoints:
 
     def _remove_older(self, newest: Path) -> None:
         for old in [other for other in self._found() if other != newest][self.keep - 1 :]:
-            old.unlink(missing_ok=True)
+            parts.remove(old)
 
     def load(self) -> State | None:
         """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`.
 
         Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
+        path = self.peers.tell(self._intact() if self.peers.first else None)[0]
+        if path is None:
+            return None
+        if path.is_dir():
+            return parts.read(path)
+        state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return state
+
+    def _intact(self) -> Path | None:
+        """The newest one that is not damaged."""
         if self.folder.is_dir():
             sweep(self.folder)
+            parts.sweep(self.folder)
         for path in self._found():
-            if digest(path) == path.stem.rpartition("-")[2]:
-                state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                return state
+            if (parts.digest(path) if path.is_dir() else digest(path)) == path.stem.rpartition("-")[2]:
+                return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
             raise StellaError(
@@ -69,9 +89,15 @@ class Checkpoints:
         return None
 
     def _found(self) -> list[Path]:
-        """Files named like a checkpoint, newest first."""
-        named = [path for path in self.folder.glob("step-*.pt") if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
+        """Files and folders named like a checkpoint, newest first."""
+        files = [*self.folder.glob("step-*.pt"), *self.folder.glob("step-*.dcp")]
+        named = [path for path in files if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
         return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a checkpoint."""
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def digest(path: Path) -> str:

@@ -31,6 +31,7 @@ class TrainConfig:
     keep_checkpoints: int = 2  # newest checkpoints kept
     keep_task_weights: bool = False  # write the weights after every task, in half precision
     log_every: int = 10  # steps between lines of metrics.jsonl
+    patience_minutes: float = 10.0  # several processes: how long one waits for the others before the run ends
     tensorboard: bool = False  # write TensorBoard curves into the run's folder
 
     def __post_init__(self) -> None:
@@ -38,6 +39,8 @@ class TrainConfig:
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise ConfigError(f"train.{name} must be at least {value}, not {getattr(self, name)}")
+        if not 0 < self.patience_minutes < float("inf"):
+            raise ConfigError(f"train.patience_minutes={self.patience_minutes} must be above 0 and finite")
         for name in ("decay", "ema"):
             if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
                 raise ConfigError(f"train.{name}={share} must lie in 0…1")

@@ -57,7 +57,8 @@ def runtime(
             raise ConfigError(f"train.device={device} but no GPU is available; set train.device=auto")
         if chosen.index and chosen.index >= (count := torch.cuda.device_count()):
             raise ConfigError(f"train.device={device} but the last GPU is cuda:{count - 1}; set one that exists")
-        chosen = torch.device("cuda", chosen.index or 0)  # with an index, as tensors have it
+        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+        chosen = torch.device("cuda", index)  # with an index, as tensors have it
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")
     half = precision == "bfloat16" or (precision == "auto" and chosen.type == "cuda")

@@ -10,7 +10,7 @@ buffers stay as they were. The device decides that. On a GPU the host runs ahead
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,8 +27,11 @@ from stella.fast.graphs import Compute, Graphs
 from stella.fast.parts import applied
 from stella.methods.base import Losses, Method
 from stella.model.slow import SlowWeights
+from stella.peers import ALONE, Peers
 from stella.train.config import TrainConfig
 from stella.train.device import Later, Runtime
+from stella.train.distributed import World
+from stella.train.sharing import shared
 
 
 @dataclass
@@ -70,8 +73,11 @@ class Meter:
 class Trainer:
     """A method, a stream and an optimiser. Call `advance` until it returns False at the end of the stream."""
 
-    def __init__(self, method: Method, stream: Stream, config: TrainConfig, runtime: Runtime) -> None:
+    def __init__(
+        self, method: Method, stream: Stream, config: TrainConfig, runtime: Runtime, peers: Peers = ALONE
+    ) -> None:
         self.method, self.stream, self.config, self.runtime = method, stream, config, runtime
+        self.world = peers if isinstance(peers, World) else None
         self.counters = Counters()
         self.meter = Meter(runtime.device)
         self.skipped: list[tuple[int, list[str]]] = []  # steps, and what was not finite
@@ -95,7 +101,12 @@ class Trainer:
         self._names: list[str] = []  # of the loss's parts
         self._unsettled: deque[tuple[int, Later]] = deque()
         memory = method.memory
-        recorded = on_gpu and config.graph and (memory is None or memory.device == runtime.device)
+        self._averaging = None
+        if self.world:
+            self._averaging = self.world.averaging(method)
+            if memory is not None:
+                memory.split(self.world)
+        recorded = on_gpu and config.graph and (memory is None or memory.device == runtime.device) and not self.world
         self._compute: Compute = Graphs(self.compute, memory, method.generators.values()) if recorded else self.compute
 
     def advance(self) -> bool:
@@ -103,7 +114,7 @@ class Trainer:
         batches = list(self._next_batches())
         if not batches:
             return False
-        clips, memory = sum(len(batch) for batch in batches), self.method.memory
+        clips, memory = sum(batch.clips for batch in batches), self.method.memory
         self.counters.step += 1
         self.counters.clips += clips
         for rate, factor in self._rates:
@@ -123,10 +134,10 @@ class Trainer:
         """
         computed: list[Losses] = []
         for batch in batches:
-            with self.runtime.autocast():
-                losses = self.method.loss(batch)
+            with self._sharing(batch, last=batch is batches[-1]), self.runtime.autocast():
+                losses = (self._averaging or self.method.loss)(batch)
             torch.autograd.backward(losses.total)
-            computed.append(losses)
+            computed.append(self.world.told(losses) if self.world else losses)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(batches) > 1:
             torch._foreach_div_(gradients, float(len(batches)))
@@ -149,7 +160,8 @@ class Trainer:
         before = [buffer.clone() for buffer in method.buffers(recurse=False)]
         with nullcontext() if method.memory is None else method.memory.commit_if(taken):
             for batch, losses in zip(batches, computed, strict=True):
-                method.after_batch(batch, losses)
+                with self._sharing(batch):
+                    method.after_batch(batch, losses)
                 self.meter.add(losses, taken)
             method.after_step()
         for buffer, old in zip(method.buffers(recurse=False), before, strict=True):
@@ -176,9 +188,18 @@ class Trainer:
         for _ in range(self.config.accumulate):
             if (batch := next(self.stream, None)) is None:
                 return
-            yield batch
+            yield self.world.receive(batch, self.stream.total, self.method.memory) if self.world else batch
             if self.stream.finished_task is not None:
                 return
+
+    @contextmanager
+    def _sharing(self, batch: Batch, last: bool = True) -> Iterator[None]:
+        """What processes share of a batch. Gradients are averaged in the backward pass of a step's last batch."""
+        if self.world is None or self._averaging is None:
+            yield
+        else:
+            with shared(self.world, batch), nullcontext() if last else self._averaging.no_sync():
+                yield
 
     def _rate_now(self) -> float:
         """The learning rate: linear warm-up, then constant with a linear decay at the end, or a cosine to 0."""

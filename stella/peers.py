@@ -1,0 +1,76 @@
+"""Which process of a run has which rows, and how they reach another one. A process on its own has them all.
+
+`cut` is the one rule: rows in order, a run of them for each process, the first ones larger by one. Whoever shares
+rows (the stream its clips, the memory its slots) is given the run's `Peers`. This file has those of a single process;
+`train/distributed.py` has those that talk.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def cut(total: int, count: int) -> list[int]:
+    """So many rows for each of `count` processes."""
+    return [total // count + (rank < total % count) for rank in range(count)]
+
+
+class Peers:
+    """The processes of a run; this one is alone."""
+
+    rank = 0
+    count = 1
+    neighbours = 1  # processes on this machine, this one included
+    whole = True  # every process has all rows of the current batch
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one process that writes and speaks."""
+        return self.rank == 0
+
+    def rows(self, total: int) -> slice:
+        """The rows of this process out of `total`."""
+        start = sum(cut(total, self.count)[: self.rank])
+        return slice(start, start + cut(total, self.count)[self.rank])
+
+    def counts(self, rows: int) -> list[int]:
+        """How many rows each process has of those of which this one has so many."""
+        return [rows]
+
+    def wanted(self, rows: int) -> int:
+        """The sum of what all processes ask for."""
+        return rows
+
+    def drew(self, counts: Sequence[int]) -> None:
+        """Called when clips were drawn from memory: how many each process was given."""
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all processes, in order of rank; `counts` has each one's number."""
+        return rows
+
+    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
+        """The rows for this process, in order. Row i is row `at[i]` of process `owner[i]`; it goes to `to[i]`, or all.
+
+        All three are int64 on the CPU and the same in all processes.
+        """
+        return rows[at.to(rows.device)]
+
+    def tell(self, thing: Any) -> list[Any]:
+        """What each process tells the others."""
+        return [thing]
+
+    def most(self, *numbers: int) -> list[int]:
+        """The largest of each number over the processes."""
+        return list(numbers)
+
+
+ALONE = Peers()
+
+
+def owners(counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The process of each row, and its position there, for rows in order of rank."""
+    each = torch.tensor(counts)
+    owner = torch.arange(len(counts)).repeat_interleave(each)
+    return owner, torch.arange(int(each.sum())) - (each.cumsum(0) - each)[owner]

@@ -1,0 +1,289 @@
+"""Several processes that train as one: `torchrun --nproc-per-node N -m stella pretrain …`
+
+Each process has its rows of every batch (`stella.peers.cut`), and all have the same weights. A step of N processes is
+that of one process with the same batch, up to rounding, because of this:
+
+- **The batch is the stream's.** All streams are at the same position and make their own rows of each batch.
+- **Random numbers are those of the whole batch.** Every process draws them all, from generators in the same state, and
+  takes its rows.
+- **The loss is the mean over all clips.** Each process computes the mean of its rows' losses, weighted by their number,
+  so that the average over the processes is the mean (`losses.mean`). DDP averages the gradients so.
+- **All clips are negatives of one another**: own rows against everybody's columns, gathered with their gradients.
+- **The memory's decisions are the same everywhere**; its slots are spread, and rows travel to whoever needs them.
+- **What the whole batch decides** (ESMER's mean error, MIR's choice, mismatched pairs, virtual steps) is computed from
+  everybody's values.
+
+Methods and losses know nothing of this: `train/sharing.py` has the functions that are replaced while a loss is
+computed, as `fast/parts.py` does for speed.
+
+A batch or a draw of fewer clips than processes is not worth sharing: each process then has all of its rows and computes
+the same (`World.whole`).
+"""
+
+import inspect
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stella.clip import Batch
+from stella.errors import ConfigError, StellaError
+from stella.memory import Memory
+from stella.methods.base import Losses, Method
+from stella.peers import ALONE, Peers, cut
+
+
+class Elsewhere(SystemExit):
+    """Another process failed and has told why."""
+
+
+@contextmanager
+def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
+    """The processes that torchrun started, or this one alone. None waits for the others longer than `minutes`.
+
+    With GPUs (and `device`, a train.device, other than cpu), each process has one of its own.
+
+    An error of one ends all: it tells its sentence, the others end without a word.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield ALONE
+        return
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"train.device={device} is one GPU for all processes; set train.device=auto")
+    on_gpu, limit = torch.cuda.is_available() and device != "cpu", timedelta(minutes=minutes)
+    if on_gpu and (rank := int(os.environ["LOCAL_RANK"])) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"there are more processes than GPUs here; set --nproc-per-node {count} or train.device=cpu")
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit)
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        yield World(minutes)
+    except StellaError:
+        _tell_once(store)
+        raise
+    except RuntimeError as error:  # of a collective, if another process is gone
+        with suppress(Exception):
+            store.wait([_failed()], timedelta(seconds=2))
+            raise Elsewhere(2) from None
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        _tell_once(store)
+        raise StellaError(
+            "another process of this run is gone, or did not answer in time; start it again with --resume, "
+            "or let torchrun --max-restarts do so"
+        ) from error
+    finally:
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+
+def _tell_once(store: Any) -> None:
+    """End without a word if another process has told its error, which may be the same or the cause."""
+    with suppress(Exception):  # the store may be gone with the process that kept it
+        if store.add(_failed(), 1) > 1:
+            raise Elsewhere(2) from None
+
+
+def restarts() -> int:
+    """How often torchrun has started this run again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _failed() -> str:
+    return f"stella/failed/{restarts()}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Clips that processes share: one run of them (the batch, or a draw), or two (x ∪ m), each in order of rank."""
+
+    runs: tuple[tuple[int, ...], ...]  # clips of each process
+
+    @property
+    def counts(self) -> list[int]:
+        return [sum(each) for each in zip(*self.runs, strict=True)]
+
+    @property
+    def total(self) -> int:
+        return sum(map(sum, self.runs))
+
+    def of(self, rank: int) -> Tensor:
+        """The positions of a process's rows among all, int64."""
+        begins = accumulate((sum(run) for run in self.runs), initial=0)
+        starts = [begin + sum(run[:rank]) for begin, run in zip(begins, self.runs, strict=False)]
+        return torch.cat([torch.arange(s, s + run[rank]) for s, run in zip(starts, self.runs, strict=True)])
+
+
+class Layout:
+    """How the clips of a batch, and those drawn for it, are spread."""
+
+    def __init__(self, batch: Sequence[int], whole: bool) -> None:
+        self.batch, self.whole = tuple(batch), whole
+        self.drawn: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Part(Batch):
+    """This process's rows of a batch."""
+
+    layout: Layout
+
+    @property
+    def clips(self) -> int:
+        return sum(self.layout.batch)
+
+
+class World(Peers):
+    """The processes of this run, by torch.distributed: the same collectives in the same order everywhere."""
+
+    def __init__(self, minutes: float = 10.0) -> None:
+        self.rank, self.count = dist.get_rank(), dist.get_world_size()
+        self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+        # What hosts tell each other, and rows in main memory: the first group may be NCCL's.
+        self.hosts = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
+        self.here = Layout([0] * self.count, whole=False)
+
+    # ---- rows
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        return self.here.whole
+
+    def receive(self, batch: Batch, total: int, memory: Memory | None) -> Part:
+        """A batch of the stream, of which this process has its rows; all of them if they are too few to be shared."""
+        drawable = 0 if memory is None else min(memory.offered, memory.capacity)
+        counts = cut(total, self.count)
+        if total >= self.count and (drawable == 0 or drawable >= self.count):
+            return Part(batch.video, batch.audio, batch.ids, Layout(counts, whole=False))
+        video, audio, ids = (self.gather(each, counts) for each in (batch.video, batch.audio, batch.ids))
+        return Part(video, audio, ids, Layout(counts, whole=True))
+
+    def layout(self, rows: int) -> Rows:
+        """Which rows these are, of which this process has so many: the batch's, those of the last draw, or both."""
+        sets, ambiguous = _sets(self.here.batch, self.here.drawn)
+        found = [each for each in sets if each.counts[self.rank] == rows]
+        if ambiguous:  # to some process; so all tell their numbers
+            told = self.tell(rows)
+            found = [each for each in sets if each.counts == told]
+        if not found:
+            raise StellaError(
+                f"this method uses {rows} rows that are neither those of the batch, nor of the last draw from memory, "
+                "nor both; run it in one process"
+            )
+        return found[0]
+
+    def counts(self, rows: int) -> list[int]:
+        return self.layout(rows).counts
+
+    def wanted(self, rows: int) -> int:
+        if self.whole:
+            return rows
+        return rows * self.count if len(set(self.here.batch)) == 1 else sum(self.tell(rows))
+
+    def drew(self, counts: Sequence[int]) -> None:
+        self.here.drawn = tuple(counts)
+
+    # ---- collectives
+
+    def tell(self, thing: Any) -> list[Any]:
+        told: list[Any] = [None] * self.count
+        dist.all_gather_object(told, thing, group=self.hosts)
+        return told
+
+    def most(self, *numbers: int) -> list[int]:
+        told = torch.tensor(numbers)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.hosts)
+        return [int(number) for number in told]
+
+    def _group(self, rows: Tensor) -> Any:
+        return self.hosts if rows.device.type == "cpu" else dist.group.WORLD
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Without gradient."""
+        most = max(counts)
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        sent = _bytes(padded)
+        got = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(got, sent, group=self._group(rows))
+        return torch.cat([each[:n].view(rows.dtype) for each, n in zip(got, counts, strict=True)]).view(
+            -1, *rows.shape[1:]
+        )
+
+    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
+        if to is None:
+            given = self.gather(
+                rows[at[owner == self.rank].to(rows.device)], owner.bincount(minlength=self.count).tolist()
+            )
+            order = owner.argsort(stable=True)
+        else:
+            mine = owner == self.rank
+            leaving = [at[mine & (to == rank)] for rank in range(self.count)]
+            arriving = owner[to == self.rank]
+            sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
+            got = sent.new_empty(len(arriving), *sent.shape[1:])
+            sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
+            dist.all_to_all_single(got, sent, *sizes, group=self._group(rows))
+            given = got.view(rows.dtype).view(len(arriving), *rows.shape[1:])
+            order = arriving.argsort(stable=True)
+        return given[order.argsort().to(rows.device)]
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over the processes."""
+        values = values / self.count
+        dist.all_reduce(values, group=self._group(values))
+        return values
+
+    # ---- a step
+
+    def averaging(self, method: Method) -> DistributedDataParallel:
+        """`method.loss` as a module whose gradients are averaged while the backward pass goes on."""
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch 2.13
+        how: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
+        return DistributedDataParallel(_Loss(method), **how)
+
+    def on(self, batch: Batch) -> None:
+        """From now on, losses and memory work on this batch."""
+        assert isinstance(batch, Part)
+        self.here = batch.layout
+
+    def told(self, found: Losses) -> Losses:
+        """The same losses with the parts' means over the processes, which are the same in all."""
+        values = self.average(torch.stack([part.detach() for part in found.parts.values()]))
+        return replace(found, parts=dict(zip(found.parts, values.unbind(), strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _sets(batch: tuple[int, ...], drawn: tuple[int, ...] | None) -> tuple[list[Rows], bool]:
+    """The sets of rows that a method can mean, and whether two of them have equally many in some process."""
+    runs = [(batch,)] if drawn is None else [(batch,), (drawn,), (batch, drawn)]
+    sets = [Rows(each) for each in dict.fromkeys(runs)]
+    numbers = list(zip(*(each.counts for each in sets), strict=True))  # of each process
+    return sets, any(len(set(each)) < len(sets) for each in numbers)
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """Rows [n, …] as bytes [n, size]: gloo does not know every dtype."""
+    flat = rows.contiguous().reshape(len(rows), math.prod(rows.shape[1:]))
+    return flat.view(torch.uint8)
+
+
+class _Loss(nn.Module):
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch) -> Losses:
+        return self.method.loss(batch)

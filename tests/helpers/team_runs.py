@@ -1,0 +1,80 @@
+"""Runs of several processes, forks of this one, killed and resumed."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from helpers.kill import hook
+from helpers.small import noise_tasks, quick, use_tasks
+from stella.files import read_lines
+from stella.runs.loop import pretrain
+from stella.train.checkpoint import Checkpoints
+
+
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def run(
+    folder: Path, count: int, method: str, tasks: int, kills: dict[int, tuple[str, int]] | None = None
+) -> list[int]:
+    """Do or resume a run with so many processes; rank r ends itself at a call of a place, `kills[r]`. Exit statuses."""
+    port, pids = free_port(), []
+    for rank in range(count):
+        if pid := os.fork():
+            pids.append(pid)
+            continue
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(count)}
+        os._exit(child(folder, method, tasks, (kills or {}).get(rank)))
+    return [os.waitpid(pid, 0)[1] for pid in pids]
+
+
+def child(folder: Path, method: str, tasks: int, kill: tuple[str, int] | None) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
+        calls = 0
+
+        def reached() -> None:
+            nonlocal calls
+            calls += 1
+            if kill and calls == kill[1]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        if kill:
+            hook(patch, kill[0], reached)
+        config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1")
+        try:
+            with (folder.parent / "output").open("a") as output:
+                return 0 if pretrain(config, folder, resume=True, console=Console(file=output)).finished else 3
+        except BaseException as error:
+            with (folder.parent / "output").open("a") as output:
+                output.write(f"{os.environ['RANK']}: {error!r}\n")
+            return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
+
+
+def state(folder: Path) -> dict[str, Any]:
+    found = Checkpoints(folder / "checkpoints").load()
+    assert found is not None
+    trainer: dict[str, Any] = found["trainer"]
+    return trainer
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What must not depend on the number of processes at all."""
+    one = state(folder)
+    memory = {name: one["memory"][name] for name in ("seen", "generator", "plan")}
+    kept = {name: one["memory"]["rows"][name] for name in ("id", "video", "audio")}
+    exact = {name: one[name] for name in ("counters", "stream", "generators", "device")}
+    return {**exact, "memory": memory, "kept": kept}
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_lines(folder / "metrics.jsonl") if line["kind"] == "step"]

@@ -1,0 +1,166 @@
+"""Runs of several processes: as those of one, killed and resumed, on another number."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers import ranks
+from helpers.small import outcome, same
+from helpers.team_runs import content, losses, run
+
+from stella.files import read_lines
+
+STEP = "in a step, before the memory"
+
+
+def test_a_run_changes_hands(tmp_path: Path) -> None:
+    """Alone to the end; or alone, then in two processes of which one is killed, then alone again."""
+    one, turns = tmp_path / "one", tmp_path / "turns"
+    assert run(one, 1, "er", 1) == [0]
+    assert run(turns, 1, "er", 1, {0: (STEP, 2)}) == [9]
+    statuses = run(turns, 2, "er", 1, {random.randrange(2): (STEP, 2)})
+    assert sorted(statuses) == [9, 2 << 8], (tmp_path / "output").read_text()
+    assert "another process of this run is gone" in (tmp_path / "output").read_text()
+    assert [path.suffix for path in sorted((turns / "checkpoints").iterdir())] == [".pt", ".dcp"]
+    assert run(turns, 1, "er", 1) == [0]
+    assert same(content(turns), content(one))
+    assert losses(turns) == pytest.approx(losses(one), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["stella", "gmed", "chorus"])
+def test_a_run_of_several_is_that_of_one(method: str, tmp_path: Path) -> None:
+    """In two, three or changing numbers of processes; and killed in two."""
+    one, two, three, turns, killed = (tmp_path / name for name in ("one", "two", "three", "turns", "killed"))
+    assert run(one, 1, method, 2) == [0]
+    assert run(two, 2, method, 2) == [0, 0]
+    assert run(three, 3, method, 2) == [0, 0, 0]
+    for count in (1, 2, 3, 2):
+        assert run(turns, count, method, 2, dict.fromkeys(range(count), (STEP, 2))) == [9] * count
+    assert run(turns, 1, method, 2) == [0]
+    for other in (two, three, turns):
+        assert same(content(other), content(one))
+        assert losses(other) == pytest.approx(losses(one), rel=1e-4)
+    for rank in range(2):
+        assert sorted(run(killed, 2, method, 2, {rank: (STEP, 2)})) == [9, 2 << 8]
+    assert run(killed, 2, method, 2) == [0, 0]
+    assert same(outcome(killed), outcome(two))
+
+
+def torchrun(folder: Path, restarts: int = 3) -> "subprocess.Popen[str]":
+    where = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--shutdown-timeout", "3"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2"]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    said, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    return said
+
+
+def signalled(folder: Path, rank: int, wait: float, number: signal.Signals) -> None:
+    """Send a signal to a process of a run, so long after its first step."""
+    for _ in range(2000):
+        if any(line["kind"] == "checkpoint" for line in read_lines(folder / "speed.jsonl")):
+            break
+        time.sleep(0.1)
+    time.sleep(wait)
+    with suppress(ProcessLookupError):  # it has ended
+        os.kill(int((folder.parent / f"{folder.name}.{rank}.pid").read_text()), number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_torchrun_brings_a_run_back_after_each_of_twenty_kills(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    said = ended(torchrun(tmp_path / "whole"))
+    assert said.count("rehearsal memory") == 1  # one process speaks
+    expected = outcome(tmp_path / "whole")
+    starts = [line for line in read_lines(tmp_path / "whole" / "speed.jsonl") if line["kind"] == "start"]
+    assert [(line["processes"], line["restarts"]) for line in starts] == [(2, 0)]
+    times = [line["seconds"] for line in read_lines(tmp_path / "whole" / "speed.jsonl") if line["kind"] == "checkpoint"]
+    restarted = 0
+    for moment in range(20):
+        folder = tmp_path / f"killed-{moment}"
+        process = torchrun(folder)
+        signalled(folder, draw.randrange(2), draw.uniform(0, 3 * sum(times)), signal.SIGKILL)
+        ended(process)
+        assert same(outcome(folder), expected), moment
+        restarted += any(line.get("restarts") for line in read_lines(folder / "speed.jsonl"))
+    assert restarted >= 10
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """The others wait for `train.patience_minutes`; then torchrun starts all again."""
+    folder = tmp_path / "hung"
+    process = torchrun(folder)
+    signalled(folder, 1, 0.0, signal.SIGSTOP)
+    assert "another process of this run is gone, or did not answer in time" in ended(process)
+    assert [line["restarts"] for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"] == [0, 1]
+    ended(torchrun(tmp_path / "whole"))
+    assert same(outcome(folder), outcome(tmp_path / "whole"))
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them, 10.77.0.1 and 10.77.0.2; needs root."""
+    names = [f"stella{os.getpid()}{side}" for side in "ab"]
+    if subprocess.run(["ip", "netns", "add", names[0]], capture_output=True).returncode:
+        pytest.skip("needs the right to make network namespaces")
+    ends = [f"st{os.getpid() % 10**8}{side}" for side in "ab"]
+    commands = [["netns", "add", names[1]], ["link", "add", ends[0], "type", "veth", "peer", "name", ends[1]]]
+    for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+        commands += [["link", "set", end, "netns", name], ["-n", name, "link", "set", "lo", "up"]]
+        commands += [["-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end]]
+        commands += [["-n", name, "link", "set", end, "up"]]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command], check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name])
+
+
+def agent(machines: list[str], number: int, folder: Path) -> "subprocess.Popen[str]":
+    """torchrun on a machine, with one process; the first keeps the rendezvous."""
+    where = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "c10d"]
+    where += ["--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "run", "--local-addr", f"10.77.0.{number + 1}"]
+    where += ["--rdzv-conf", f"is_host={int(number == 0)}"]
+    listed = subprocess.run(["ip", "-n", machines[number], "-o", "link"], capture_output=True, text=True, check=True)
+    [end] = [line.split(": ")[1].partition("@")[0] for line in listed.stdout.splitlines() if "LOOPBACK" not in line]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": end}
+    run = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2", "resume"]
+    command = ["ip", "netns", "exec", machines[number], *run]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_machine_is_lost(machines: list[str], tmp_path: Path) -> None:
+    """All its processes are killed, torchrun too; the other machine ends, and the same command on both goes on."""
+    whole = tmp_path / "whole"
+    for each in [agent(machines, number, whole) for number in range(2)]:
+        ended(each)
+    folder = tmp_path / "lost"
+    first, second = (agent(machines, number, folder) for number in range(2))
+    signalled(folder, 0, 0.0, signal.SIGCONT)  # waits for the first checkpoint
+    inside = subprocess.run(["ip", "netns", "pids", machines[1]], capture_output=True, text=True, check=True)
+    for pid in inside.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    assert second.wait() and first.wait()
+    for each in [agent(machines, number, folder) for number in range(2)]:
+        ended(each)
+    starts = [line for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"]
+    assert [line["processes"] for line in starts] == [2, 2] and starts[1]["step"] > 0
+    assert same(outcome(folder), outcome(whole))

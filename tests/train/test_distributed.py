@@ -1,0 +1,125 @@
+"""Several real processes train as one does: values, gradients, weights, memory."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.noise import Noise
+from helpers.team import SHAPES, compare, fork
+
+from stella.clip import Clip
+from stella.data.stream import Stream, StreamConfig
+from stella.errors import ClipError
+from stella.methods import METHODS
+from stella.peers import ALONE, Peers, cut, owners
+from stella.train import sharing
+from stella.train.distributed import World
+
+ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for clips in (3, 5, 7)]
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "cases"),
+    [
+        (1, 3, ["stella"]),  # as `benchmarks.scaling gpu` does
+        (2, 5, ["stella", "mir", "esmer"]),
+        pytest.param(2, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
+        pytest.param(4, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
+    ],
+)
+def test_processes_train_as_one_does(count: int, steps: int, cases: list[str]) -> None:
+    """In batches that divide, that do not, and that are smaller than the processes are many."""
+    for case, found in compare(count, steps, cases).items():
+        assert found["losses"] < 1e-12 and found["gradients"] < 1e-12 and found["weights"] < 1e-8, (case, found)
+        assert found.get("memory", 0) < 1e-3 and found.get("ids", 0) == 0, (case, found)  # columns in half precision
+
+
+@pytest.mark.slow
+def test_several_batches_a_step_and_slow_weights() -> None:
+    for case, found in compare(2, 20, ["gmed", "cls_er", "stella"], accumulate=3, ema=0.9).items():
+        assert found["losses"] < 1e-12 and found["weights"] < 1e-8 and found["slow"] < 1e-8, (case, found)
+
+
+def test_the_comparison_sees_a_gather_without_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+
+    def cut(ctx: Any, gradient: Any) -> Any:
+        start = sum(ctx.counts[: ctx.world.rank])
+        return gradient[start : start + ctx.counts[ctx.world.rank]], None, None
+
+    monkeypatch.setattr(sharing.GatherRows, "backward", staticmethod(cut))
+    found = compare(2, 2, ["finetune"])["finetune"]
+    assert found["gradients"] > 1e-3 and found["weights"] > 1e-3, found
+
+
+class Faulty:
+    """Clips one by one, some of which cannot be used; counts how often each is read."""
+
+    def __init__(self, length: int, bad: set[int]) -> None:
+        self.clips, self.bad = Noise(3, length), bad
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> Clip:
+        self.read.append(index)
+        if index in self.bad:
+            raise ClipError(f"clip {index}", "no audio track", "leave it out")
+        return self.clips[index]
+
+
+def delivered(sources: list[Any], peers: Peers = ALONE) -> list[list[list[int]]]:
+    """The ids of each batch, then what was read of each source, then what was skipped."""
+    config = StreamConfig(batch_size=5, epochs=2, augment=False, most_bad=0.9, **SHAPES)
+    stream = Stream([(str(i), source) for i, source in enumerate(sources)], config, "cpu", None, peers)
+    batches = [[*batch.ids.tolist(), *batch.video.sum((1, 2, 3, 4)).tolist()] for batch in stream]
+    read = [source.read for source in sources if isinstance(source, Faulty)]
+    return [batches, read, [sorted(int(id) for id in stream.skipped.records)]]
+
+
+def sources() -> list[Any]:
+    """Of single clips, with every third bad, with a chunk of which none is good, without a bad one; and of tensors."""
+    return [Faulty(17, {0, 3, 6, 9}), Faulty(11, set(range(8))), Faulty(7, set()), Noise(5, 6), Noise(6, 2)]
+
+
+@pytest.mark.parametrize("count", [3])
+def test_an_epoch_reads_every_clip_once(count: int) -> None:
+    """No two processes read the same clip, and together they deliver the batches of one, whatever is skipped."""
+    alone = delivered(sources())
+    found = fork(count, lambda world: delivered(sources(), world))
+    assert [each[2] for each in found] == [alone[2]] * count  # all know what was skipped
+    for number, batch in enumerate(alone[0]):
+        rows = torch.tensor(batch).view(2, -1)  # ids and sums of pixels
+        shares = [torch.tensor(each[0][number]).view(2, -1) for each in found]
+        assert torch.equal(torch.cat(shares, 1).long(), rows)
+        assert [each.shape[1] for each in shares] == cut(rows.shape[1], count)
+    for source, once in enumerate(alone[1]):
+        assert sorted(index for each in found for index in each[1][source]) == sorted(once)
+
+
+def test_rows_and_their_owners() -> None:
+    assert cut(7, 3) == [3, 2, 2] and cut(1, 4) == [1, 0, 0, 0]
+    owner, at = owners([2, 0, 3])
+    assert owner.tolist() == [0, 0, 2, 2, 2] and at.tolist() == [0, 1, 0, 1, 2]
+
+
+def test_rows_move_between_processes() -> None:
+    """Against indexing of all rows, for every dtype of a memory's columns."""
+
+    def work(world: World) -> list[bool]:
+        found = []
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int16, torch.int64, torch.bool):
+            draw = torch.Generator().manual_seed(1)
+            everyone = torch.randint(2 if dtype == torch.bool else 100, (9, 2, 3), generator=draw).to(dtype)
+            owner, at = owners([4, 5])
+            which = torch.randint(9, (6,), generator=draw)
+            to = torch.randint(2, (6,), generator=draw)
+            own = everyone[owner == world.rank]
+            moved = world.move(own, owner[which], at[which], to)
+            found.append(moved.equal(everyone[which[to == world.rank]]))
+            found.append(world.move(own, owner[which], at[which], None).equal(everyone[which]))
+            found.append(world.gather(own, [4, 5]).equal(everyone))
+        return found
+
+    assert all(map(all, fork(2, work)))
