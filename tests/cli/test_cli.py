@@ -52,7 +52,10 @@ def test_help_names_every_command() -> None:
         (["bench", "--methods", "er", "--batches", "2", "--packed", "nowhere"], "nowhere holds no packed clips"),
         (["pretrain", "--resume", "nowhere"], "nowhere"),
         (["pretrain", "--resume", "nowhere", "--run", "here"], "--run here and --resume nowhere both name a run"),
-        (["compare", "--methods", "stella,er", "args.beta=1"], "er: unknown key args.beta: er takes no arguments"),
+        (
+            ["compare", "--methods", "stella,finetune", "args.beta=1"],
+            "finetune: unknown key args.beta: finetune takes no arg",
+        ),
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),

@@ -121,7 +121,10 @@ def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        (["args.beta=1"], r"second: unknown key args\.beta: er takes no arguments; leave it out"),
+        (
+            ["method=finetune", "args.beta=1"],
+            r"second: unknown key args\.beta: finetune takes no arguments; leave it out",
+        ),
         (["method=stella", "args.betta=1"], r"second: unknown key args\.betta: did you mean args\.beta\?"),
         (["method=stela"], r"second: unknown method 'stela'; choose one of"),
         (["memory.clips=1000000000", "stream.epochs=1000000000"], r"second: the rehearsal memory would take .* free"),
