@@ -34,6 +34,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from stella.clip import Batch
@@ -41,6 +43,8 @@ from stella.errors import ConfigError, StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
 from stella.peers import ALONE, Peers, cut
+
+FAILED = "failed"  # a key of the store
 
 
 class Elsewhere(SystemExit):
@@ -65,8 +69,10 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         raise ConfigError(f"there are more processes than GPUs here; set --nproc-per-node {count} or train.device=cpu")
     if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit)
-    store = dist.distributed_c10d._get_default_store()
+    shared, number, size = next(rendezvous("env://", timeout=limit))
+    # torchrun may keep its store over restarts: what an earlier attempt left there (addresses) must not be found.
+    store = PrefixStore(f"stella/{restarts()}", shared)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
     try:
         yield World(minutes)
     except StellaError:
@@ -74,7 +80,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
         with suppress(Exception):
-            store.wait([_failed()], timedelta(seconds=2))
+            store.wait([FAILED], timedelta(seconds=2))
             raise Elsewhere(2) from None
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
@@ -91,17 +97,13 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
 def _tell_once(store: Any) -> None:
     """End without a word if another process has told its error, which may be the same or the cause."""
     with suppress(Exception):  # the store may be gone with the process that kept it
-        if store.add(_failed(), 1) > 1:
+        if store.add(FAILED, 1) > 1:
             raise Elsewhere(2) from None
 
 
 def restarts() -> int:
     """How often torchrun has started this run again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def _failed() -> str:
-    return f"stella/failed/{restarts()}"
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class World(Peers):
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the processes."""
-        values = values / self.count
+        values = (values / self.count).contiguous()
         dist.all_reduce(values, group=self._group(values))
         return values
 

@@ -81,7 +81,8 @@ def content(folder: Path) -> dict[str, Any]:
     """What must not depend on the number of processes at all."""
     one = state(folder)
     memory = {name: one["memory"][name] for name in ("seen", "generator", "plan")}
-    kept = {name: one["memory"]["rows"][name] for name in ("id", "video", "audio")}
+    given = ("id", "video", "audio", "patches_a", "patches_v", "positions_a", "positions_v")  # not computed
+    kept = {name: rows for name, rows in one["memory"]["rows"].items() if name in given}
     exact = {name: one[name] for name in ("counters", "stream", "generators", "device")}
     return {**exact, "memory": memory, "kept": kept}
 
