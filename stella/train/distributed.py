@@ -23,6 +23,8 @@ the same (`World.whole`).
 import inspect
 import math
 import os
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -70,8 +72,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     if on_gpu:
         torch.cuda.set_device(rank)
     shared, number, size = next(rendezvous("env://", timeout=limit))
-    # torchrun may keep its store over restarts: what an earlier attempt left there (addresses) must not be found.
-    store = PrefixStore(f"stella/{restarts()}", shared)
+    store = PrefixStore(_attempt(shared, number, size, 60 * minutes), shared)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
     try:
         yield World(minutes)
@@ -92,6 +93,36 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     finally:
         with suppress(Exception):
             dist.destroy_process_group()
+
+
+def _attempt(store: Any, rank: int, count: int, seconds: float) -> str:
+    """A name for this start of all processes, which all of them know.
+
+    torchrun may keep its store over restarts, with the addresses of an earlier attempt, and need not count restarts
+    alike on all machines. So the first process makes up a name and gives it to each of the others, who prove with a
+    word of their own that they are of this start.
+    """
+    own, end = uuid.uuid4().hex, time.monotonic() + seconds
+    if rank:
+        store.set(f"stella/hello/{rank}", own)
+    while time.monotonic() < end:
+        if rank:
+            given = store.get(f"stella/welcome/{rank}").decode() if store.check([f"stella/welcome/{rank}"]) else ""
+            if given.startswith(own):
+                store.set(f"{given.removeprefix(own)}/here/{rank}", "")
+                return given.removeprefix(own)
+        else:
+            missing = [each for each in range(1, count) if not store.check([f"{own}/here/{each}"])]
+            if not missing:
+                return own
+            for each in missing:
+                if store.check([f"stella/hello/{each}"]):
+                    store.set(f"stella/welcome/{each}", store.get(f"stella/hello/{each}").decode() + own)
+        time.sleep(0.02)
+    raise StellaError(
+        f"not all of {count} processes have started in {seconds / 60:g} minutes; see what the others say, "
+        "or raise train.patience_minutes"
+    )
 
 
 def _tell_once(store: Any) -> None:
