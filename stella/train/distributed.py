@@ -23,6 +23,8 @@ the same (`World.whole`).
 import inspect
 import math
 import os
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +36,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from stella.clip import Batch
@@ -41,6 +45,8 @@ from stella.errors import ConfigError, StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
 from stella.peers import ALONE, Peers, cut
+
+FAILED = "failed"  # a key of the store
 
 
 class Elsewhere(SystemExit):
@@ -65,8 +71,9 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         raise ConfigError(f"there are more processes than GPUs here; set --nproc-per-node {count} or train.device=cpu")
     if on_gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit)
-    store = dist.distributed_c10d._get_default_store()
+    shared, number, size = next(rendezvous("env://", timeout=limit))
+    store = PrefixStore(_attempt(shared, number, size, 60 * minutes), shared)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
     try:
         yield World(minutes)
     except StellaError:
@@ -74,7 +81,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
         with suppress(Exception):
-            store.wait([_failed()], timedelta(seconds=2))
+            store.wait([FAILED], timedelta(seconds=2))
             raise Elsewhere(2) from None
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
@@ -88,20 +95,46 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
             dist.destroy_process_group()
 
 
+def _attempt(store: Any, rank: int, count: int, seconds: float) -> str:
+    """A name for this start of all processes, which all of them know.
+
+    torchrun may keep its store over restarts, with the addresses of an earlier attempt, and need not count restarts
+    alike on all machines. So the first process makes up a name and gives it to each of the others, who prove with a
+    word of their own that they are of this start.
+    """
+    own, end = uuid.uuid4().hex, time.monotonic() + seconds
+    if rank:
+        store.set(f"stella/hello/{rank}", own)
+    while time.monotonic() < end:
+        if rank:
+            given = store.get(f"stella/welcome/{rank}").decode() if store.check([f"stella/welcome/{rank}"]) else ""
+            if given.startswith(own):
+                store.set(f"{given.removeprefix(own)}/here/{rank}", "")
+                return given.removeprefix(own)
+        else:
+            missing = [each for each in range(1, count) if not store.check([f"{own}/here/{each}"])]
+            if not missing:
+                return own
+            for each in missing:
+                if store.check([f"stella/hello/{each}"]):
+                    store.set(f"stella/welcome/{each}", store.get(f"stella/hello/{each}").decode() + own)
+        time.sleep(0.02)
+    raise StellaError(
+        f"not all of {count} processes have started in {seconds / 60:g} minutes; see what the others say, "
+        "or raise train.patience_minutes"
+    )
+
+
 def _tell_once(store: Any) -> None:
     """End without a word if another process has told its error, which may be the same or the cause."""
     with suppress(Exception):  # the store may be gone with the process that kept it
-        if store.add(_failed(), 1) > 1:
+        if store.add(FAILED, 1) > 1:
             raise Elsewhere(2) from None
 
 
 def restarts() -> int:
     """How often torchrun has started this run again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def _failed() -> str:
-    return f"stella/failed/{restarts()}"
 
 
 @dataclass(frozen=True)
@@ -241,7 +274,7 @@ class World(Peers):
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the processes."""
-        values = values / self.count
+        values = (values / self.count).contiguous()
         dist.all_reduce(values, group=self._group(values))
         return values
 

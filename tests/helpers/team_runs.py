@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,23 @@ from stella.runs.loop import pretrain
 from stella.train.checkpoint import Checkpoints
 
 
+@dataclass(frozen=True)
+class End:
+    """At a call of a place of `helpers.kill.PLACES`, a signal or an error."""
+
+    place: str = "in a step, before the memory"
+    call: int = 2
+    by: signal.Signals | Exception = signal.SIGKILL
+
+
 def free_port() -> str:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return str(one.getsockname()[1])
 
 
-def run(
-    folder: Path, count: int, method: str, tasks: int, kills: dict[int, tuple[str, int]] | None = None
-) -> list[int]:
-    """Do or resume a run with so many processes; rank r ends itself at a call of a place, `kills[r]`. Exit statuses."""
+def run(folder: Path, count: int, method: str, tasks: int, ends: dict[int, End] | None = None) -> list[int]:
+    """Do or resume a run with so many processes, of which rank r meets `ends[r]`. Exit statuses."""
     port, pids = free_port(), []
     for rank in range(count):
         if pid := os.fork():
@@ -33,11 +41,11 @@ def run(
             continue
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(count)}
-        os._exit(child(folder, method, tasks, (kills or {}).get(rank)))
+        os._exit(child(folder, method, tasks, (ends or {}).get(rank)))
     return [os.waitpid(pid, 0)[1] for pid in pids]
 
 
-def child(folder: Path, method: str, tasks: int, kill: tuple[str, int] | None) -> int:
+def child(folder: Path, method: str, tasks: int, end: End | None) -> int:
     with pytest.MonkeyPatch.context() as patch:
         use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
         calls = 0
@@ -45,11 +53,13 @@ def child(folder: Path, method: str, tasks: int, kill: tuple[str, int] | None) -
         def reached() -> None:
             nonlocal calls
             calls += 1
-            if kill and calls == kill[1]:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if end and calls == end.call:
+                if isinstance(end.by, Exception):
+                    raise end.by
+                os.kill(os.getpid(), end.by)
 
-        if kill:
-            hook(patch, kill[0], reached)
+        if end:
+            hook(patch, end.place, reached)
         config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1")
         try:
             with (folder.parent / "output").open("a") as output:
@@ -71,7 +81,8 @@ def content(folder: Path) -> dict[str, Any]:
     """What must not depend on the number of processes at all."""
     one = state(folder)
     memory = {name: one["memory"][name] for name in ("seen", "generator", "plan")}
-    kept = {name: one["memory"]["rows"][name] for name in ("id", "video", "audio")}
+    given = ("id", "video", "audio", "patches_a", "patches_v", "positions_a", "positions_v")  # not computed
+    kept = {name: rows for name, rows in one["memory"]["rows"].items() if name in given}
     exact = {name: one[name] for name in ("counters", "stream", "generators", "device")}
     return {**exact, "memory": memory, "kept": kept}
 

@@ -13,19 +13,18 @@ from pathlib import Path
 import pytest
 from helpers import ranks
 from helpers.small import outcome, same
-from helpers.team_runs import content, losses, run
+from helpers.team_runs import End, content, losses, run
 
+from stella.errors import StellaError
 from stella.files import read_lines
-
-STEP = "in a step, before the memory"
 
 
 def test_a_run_changes_hands(tmp_path: Path) -> None:
     """Alone to the end; or alone, then in two processes of which one is killed, then alone again."""
     one, turns = tmp_path / "one", tmp_path / "turns"
     assert run(one, 1, "er", 1) == [0]
-    assert run(turns, 1, "er", 1, {0: (STEP, 2)}) == [9]
-    statuses = run(turns, 2, "er", 1, {random.randrange(2): (STEP, 2)})
+    assert run(turns, 1, "er", 1, {0: End()}) == [9]
+    statuses = run(turns, 2, "er", 1, {random.randrange(2): End()})
     assert sorted(statuses) == [9, 2 << 8], (tmp_path / "output").read_text()
     assert "another process of this run is gone" in (tmp_path / "output").read_text()
     assert [path.suffix for path in sorted((turns / "checkpoints").iterdir())] == [".pt", ".dcp"]
@@ -34,7 +33,16 @@ def test_a_run_changes_hands(tmp_path: Path) -> None:
     assert losses(turns) == pytest.approx(losses(one), rel=1e-4)
 
 
+def test_an_error_of_one_process_ends_all_with_its_sentence(tmp_path: Path) -> None:
+    error = StellaError("the second one cannot go on; repair it")
+    assert run(tmp_path / "run", 2, "er", 1, {1: End(by=error)}) == [2 << 8, 2 << 8]
+    told = (tmp_path / "output").read_text()
+    assert "1: StellaError('the second one cannot go on; repair it')" in told
+    assert "0: Elsewhere(2)" in told and "another process" not in told
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("method", ["stella", "gmed", "chorus"])
 def test_a_run_of_several_is_that_of_one(method: str, tmp_path: Path) -> None:
     """In two, three or changing numbers of processes; and killed in two."""
@@ -43,13 +51,14 @@ def test_a_run_of_several_is_that_of_one(method: str, tmp_path: Path) -> None:
     assert run(two, 2, method, 2) == [0, 0]
     assert run(three, 3, method, 2) == [0, 0, 0]
     for count in (1, 2, 3, 2):
-        assert run(turns, count, method, 2, dict.fromkeys(range(count), (STEP, 2))) == [9] * count
+        assert run(turns, count, method, 2, dict.fromkeys(range(count), End())) == [9] * count
     assert run(turns, 1, method, 2) == [0]
     for other in (two, three, turns):
         assert same(content(other), content(one))
         assert losses(other) == pytest.approx(losses(one), rel=1e-4)
     for rank in range(2):
-        assert sorted(run(killed, 2, method, 2, {rank: (STEP, 2)})) == [9, 2 << 8]
+        assert sorted(run(killed, 2, method, 2, {rank: End()})) == [9, 2 << 8]
+    assert run(killed, 2, method, 2, {1: End(by=signal.SIGTERM)}) == [3 << 8, 3 << 8]  # one is told to stop: both do
     assert run(killed, 2, method, 2) == [0, 0]
     assert same(outcome(killed), outcome(two))
 
