@@ -83,8 +83,9 @@ def prepare(
     worker_gb: WorkerGB = 4.0,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
-    from stella.data.prepare import ODD, rehearse
+    from stella.data.cut import ODD
     from stella.data.prepare import prepare as run
+    from stella.data.prepare import rehearse
 
     if dry_run:
         for line in rehearse(src, dst, labels_csv=labels, csv=csv or [], only=only):

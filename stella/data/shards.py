@@ -11,9 +11,10 @@ import json
 import math
 import re
 import tarfile
+import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -214,64 +215,101 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
 class ShardWriter:
     """Appends samples to shards. After a kill it keeps all whole samples and continues after the last.
 
-    Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder.
+    Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder. A sample
+    goes into the shard that `turn` named, else into one shard after the other, each of `shard_bytes`. With `of` only
+    shards whose names begin so are known, others may be written at the same time, and only whole shards survive.
     """
 
-    def __init__(self, root: Path, shard_bytes: int) -> None:
-        self.root, self.shard_bytes = root, shard_bytes
-        shards = [root / name for name in _finished(root)]
+    def __init__(self, root: Path, shard_bytes: float = math.inf, of: str = "") -> None:
+        self.root, self.shard_bytes, self.of = root, shard_bytes, of
+        shards = [root / name for name in _finished(root) if name.startswith(of)]
         for shard in shards:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 _write_index(shard, scan(shard)[0])
-        indexed = [entry for shard in shards for entry in _read_index(shard)]
-        self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
-        self.ids = {entry.id for entry in (*indexed, *self._entries)}
-        self.sources = {entry.source for entry in (*indexed, *self._entries)}  # files that they were made of
-        self.odd = Counter(what for entry in (*indexed, *self._entries) for what in entry.odd or ())
+        self.parts = [] if of else sorted(root.glob("shard-*.tar.part"))
+        entries = [entry for shard in shards for entry in _read_index(shard)]
+        entries += [entry for part in self.parts for entry in scan(part)[0]]
+        self.ids = {entry.id for entry in entries}
+        self.sources = {entry.source for entry in entries}  # files that they were made of
+        self.odd = Counter(what for entry in entries for what in entry.odd or ())
+        self.next = 1 + max((int(shard.name[6:12]) for shard in shards), default=-1)  # number that no shard has
+        self._name: str | None = None  # of the shard that is written, or begun by the next sample
+        self._file: Appended | None = None
+        self._entries: list[Entry] = []
 
     @staticmethod
-    def ids_in(root: Path) -> set[str]:
-        """The ids of the clips in finished shards."""
-        return {entry.id for shard in _finished(root) for entry in _read_index(root / shard)}
+    def ids_in(root: Path, but: Collection[str] = ()) -> set[str]:
+        """The ids of the clips in finished shards; without those whose names begin with one of `but`, as
+        `shard-000000`."""
+        shards = [shard for shard in _finished(root) if shard[:12] not in but]
+        return {entry.id for shard in shards for entry in _read_index(root / shard)}
+
+    @staticmethod
+    def shards_of(root: Path, of: str) -> dict[str, str]:
+        """By id of a clip: its shard, of those whose names begin with `of`."""
+        shards = [shard for shard in _finished(root) if shard.startswith(of)]
+        return {entry.id: shard.removesuffix(".tar") for shard in shards for entry in _read_index(root / shard)}
+
+    def finished(self, name: str) -> bool:
+        return (self.root / f"{name}.tar").exists()
+
+    def unused(self, group: str) -> str:
+        """A name that no finished shard has, for clips of a group whose own shards are finished."""
+        return next(name for n in range(9999, 0, -1) if not self.finished(name := f"{group}-{n:04d}"))
+
+    def turn(self, name: str) -> None:
+        """Put the next samples into this shard; the one before it is finished."""
+        if name != self._name:
+            self.close()
+            self._name = name
 
     def append(self, sample: bytes) -> None:
-        """Write a `sample`; a full shard is closed."""
+        """Write a `sample`; a full shard is finished."""
+        if self._file is None:
+            self._file = self._open()
         entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._file.end)
         if entry.id in self.ids:
             raise ValueError(f"{entry.id} is in {self.root} already")
-        self._write(sample)
+        self._write(self._file, sample)
         self._entries.append(entry)
         self.ids.add(entry.id)
         self.odd.update(entry.odd or ())
         if self._file.end >= self.shard_bytes:
-            self._finish()
-            self._open(self._number + 1)
+            self.close()
 
     def close(self) -> None:
-        if self._entries:
-            self._finish()
-        else:
-            self._file.close()
-            self._part.unlink()
+        """Finish the shard that is written."""
+        if self._file is None and self._name is not None and (self.root / f"{self._name}.tar.part").exists():
+            self._file = self._open()  # all of its samples were there already
+        if self._file is not None:
+            if self._entries:
+                self._finish(self._file)
+            else:
+                self._file.close()
+                self._part.unlink()
+        self._file, self._name, self._entries = None, None, []
 
-    def _open(self, number: int) -> None:
-        self._number, self._part = number, self.root / f"shard-{number:06d}.tar.part"
+    def _open(self) -> Appended:
+        if self._name is None:
+            self._name, self.next = f"shard-{self.next:06d}", self.next + 1
+        ending = f"{uuid.uuid4().hex[:8]}.tmp" if self.of else "part"
+        self._part = self.root / f"{self._name}.tar.{ending}"
         self._entries, end = scan(self._part) if self._part.exists() else ([], 0)
-        self._file = Appended(self._part, end)
+        return Appended(self._part, end)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, file: Appended, data: bytes) -> None:
         try:
-            self._file.append(data)
+            file.append(data)
         except OSError as error:
             raise StellaError(
                 f"{self._part} cannot be written ({error.strerror}); free some space and run again"
             ) from error
 
-    def _finish(self) -> None:
-        self._write(END_OF_TAR)
-        self._file.sync()
-        self._file.close()
-        shard = self._part.with_suffix("")
+    def _finish(self, file: Appended) -> None:
+        self._write(file, END_OF_TAR)
+        file.sync()
+        file.close()
+        shard = self.root / f"{self._name}.tar"
         self._part.rename(shard)
         _write_index(shard, self._entries)
 
@@ -327,7 +365,7 @@ def scan(path: Path) -> tuple[list[Entry], int]:
 def _finished(root: Path) -> list[str]:
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give one that `stella prepare` filled")
-    files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}\.(tar|json)", path.name)]
+    files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}(-\d{4})?\.(tar|json)", path.name)]
     return sorted({path.with_suffix(".tar").name for path in files})
 
 

@@ -216,7 +216,7 @@ def test_a_second_run_opens_no_archive(vggsound: Path, tmp_path: Path, videos: l
 
 
 def test_killed_at_any_moment_the_bytes_are_those_of_an_undisturbed_run(vggsound: Path, tmp_path: Path) -> None:
-    whole, dst, more = tmp_path / "whole", tmp_path / "dst", {"csv": [tmp_path / "vggsound.csv"], "shard_bytes": 60_000}
+    whole, dst, more = tmp_path / "whole", tmp_path / "dst", {"csv": [tmp_path / "vggsound.csv"], "shard_clips": 2}
     began = time.monotonic()
     run(vggsound, whole, **more)
     seconds, seed = time.monotonic() - began, random.randrange(1 << 30)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from stella.data.folder import VIDEO_SUFFIXES
 from stella.errors import ClipError
 
-ARCHIVE = re.compile(r"(?!shard-\d{6}\.).+\.(tar|tar\.gz|tgz)")  # our own shards are none
+ARCHIVE = re.compile(r"(?!shard-\d{6}[.-]).+\.(tar|tar\.gz|tgz)")  # our own shards are none
 VIDEO2DATASET = re.compile(r"\d+\.tar")
 BUFFER = 1 << 20
 MOST_BYTES = 1 << 30  # of one member
