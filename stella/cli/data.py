@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stella.cli.common import Overrides, Recipe, say, split
+from stella.cli.common import Overrides, Ray, Recipe, say, split
 from stella.errors import StellaError
 
 Workers = Annotated[
@@ -81,6 +81,7 @@ def prepare(
     ] = False,
     workers: Workers = None,
     worker_gb: WorkerGB = 4.0,
+    ray: Ray = None,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
     from stella.data.cut import ODD
@@ -96,6 +97,7 @@ def prepare(
         "only": only,
         "leave": [what for what, kept in zip(ODD, (still, muted, short), strict=True) if not kept],
         "tell": say,
+        "ray": ray,
         "seconds": seconds,
         "split": split,
         "strict": strict,

@@ -5,11 +5,12 @@ goes on after the shards that are there. This process plans, and notes what beca
 plan, so that everything is as one machine leaves it.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work
@@ -20,6 +21,7 @@ from stella.data.skipped import Skipped
 from stella.errors import StellaError, require
 from stella.files import Line
 
+T = TypeVar("T")
 LOCAL = "local"
 ARCHIVE_CPUS = 4  # of a task that reads an archive: one reader keeps several decoders busy
 RETRIES = 5  # of a task whose machine or process dies
@@ -53,7 +55,7 @@ class Task:
             [archive] = [each for each in material.archives if material.name(each) == self.group.archive]
             work = material.unpacked(archive, self.settings.split)
         Maker(self.root, self.settings, writer, skipped, given=known).work([(self.group, work)], self.means)
-        return Made(ShardWriter.shards_of(self.dst, self.group.name), list(skipped.records.values()))
+        return Made(writer.ids, list(skipped.records.values()))
 
 
 def make_on_ray(
@@ -70,16 +72,15 @@ def make_on_ray(
     """Make the groups on the cluster at `address` (`local`: one of this machine, with `means.workers` processors)."""
     ray = require("ray", "ray")
     waiting = {group.name for group in plan.waiting}
+    seen = {id for id, shard in writer.ids.items() if shard[:12] not in waiting} | {str(id) for id in skipped.records}
     with cluster(address, means.workers):
         driver = _Driver(ray, material, settings, means, writer.root)
-        seen = ShardWriter.ids_in(writer.root, but=waiting) | {str(id) for id in skipped.records}
         driver.share(seen)
         total = 0
         for group, made in driver.run(works):
             if twice := {shard for id, shard in made.clips.items() if id in seen}:  # in an archive before this one too
                 for shard in twice:
-                    for path in writer.root.glob(f"{shard}.*"):
-                        path.unlink()
+                    writer.drop(shard)
                 made = driver.again(group, seen)
             for record in made.skipped:
                 if record["id"] not in seen:
@@ -125,6 +126,20 @@ def result(ray: Any, reference: Any) -> Any:
         raise StellaError(f"a task died {RETRIES + 1} times ({what}); run the same command again to resume") from error
 
 
+def in_order(ray: Any, tasks: Iterable[tuple[T, Callable[[], Any]]]) -> Iterator[tuple[T, Any]]:
+    """What tasks return, in their order. Each is submitted by calling it, while those before it run."""
+    running: deque[tuple[T, Any]] = deque()
+    waiting = iter(tasks)
+    while True:
+        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))  # machines come and go
+        while len(running) < most and (task := next(waiting, None)) is not None:
+            running.append((task[0], task[1]()))
+        if not running:
+            return
+        name, reference = running.popleft()
+        yield name, result(ray, reference)
+
+
 class _Driver:
     """Submits groups and gives back what became of them, in their order."""
 
@@ -134,22 +149,16 @@ class _Driver:
         self.material = ray.put(material) if material.archives else None
         self.known: Any = None
         self.tasks: dict[int, Task] = {}
-        self.remote = ray.remote(_call).options(max_retries=RETRIES)
+        self.remote = ray.remote(_call)
 
     def share(self, seen: Collection[str]) -> None:
         self.known = self.ray.put(frozenset(seen)), frozenset(seen)
 
     def run(self, works: Iterable[Work]) -> Iterator[tuple[Group, Made]]:
-        order: list[tuple[Group, Any]] = []
-        given = iter(works)
-        while True:
-            while len(order) < AHEAD * self._processors() and (work := next(given, None)) is not None:
-                order.append((work[0], self._submit(*work)))
-            if not order:
-                return
-            group, reference = order.pop(0)
-            yield group, result(self.ray, reference)
-            self.tasks.pop(group.number, None)
+        submitted = ((work[0], lambda work=work: self._submit(*work)) for work in works)
+        for group, made in in_order(self.ray, submitted):
+            yield group, made
+            del self.tasks[group.number]
 
     def again(self, group: Group, seen: Collection[str]) -> Made:
         found: Made = result(self.ray, self._start(self.tasks[group.number], frozenset(seen)))
@@ -165,10 +174,8 @@ class _Driver:
 
     def _start(self, task: Task, known: Any) -> Any:
         whole = task.group.archive is not None
-        return self.remote.options(num_cpus=task.means.workers).remote(task, self.material if whole else None, known)
-
-    def _processors(self) -> int:
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+        remote = self.remote.options(num_cpus=task.means.workers, max_retries=RETRIES)
+        return remote.remote(task, self.material if whole else None, known)
 
     def _largest(self) -> int:
         nodes = [node["Resources"].get("CPU", 0) for node in self.ray.nodes() if node["Alive"]]

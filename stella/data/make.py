@@ -62,11 +62,13 @@ class Maker:
         ended: Callable[[Group], None] = lambda group: None,
         wrote: Callable[[int], None] = lambda clips: None,
         given: Collection[str] = (),
+        waiting: Collection[str] = (),
     ) -> None:
         """`root` is where the files of jobs are. `ended` is called after the last clip of a group, `wrote` with the
-        number of clips made or skipped so far. `given` are clips that others make."""
+        number of clips made or skipped so far. `given` are clips that others make. `waiting` are the names of
+        all groups to be made: a clip belongs to the first of them."""
         self.root, self.settings, self.writer, self.skipped = root, settings, writer, skipped
-        self.ended, self.wrote = ended, wrote
+        self.ended, self.wrote, self.waiting = ended, wrote, waiting
         self.clips = 0
         self.line: deque[_Place] = deque()  # in the order of writing
         self.ready: deque[_Place] = deque()  # to be submitted
@@ -93,10 +95,13 @@ class Maker:
         for group, jobs in groups:
             yield _Place(None, group)
             for each in jobs:
-                yield _Place(None, each) if isinstance(each, End) else self._place(each)
+                yield _Place(None, each) if isinstance(each, End) else self._place(each, group)
             yield _Place(None, Ended())
 
-    def _place(self, each: Job | Unfetched) -> _Place:
+    def _place(self, each: Job | Unfetched, group: Group | None = None) -> _Place:
+        shard = self.writer.ids.get(each.id, "")
+        if group is not None and group.name < shard[:12] in self.waiting:  # made by a cluster, ahead of its turn
+            self.writer.drop(shard)
         if each.id in self.writer.ids or each.id in self.skipped or each.id in self.given:
             return _Place(None, Known())
         self.given.add(each.id)

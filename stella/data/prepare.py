@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -88,7 +88,9 @@ def prepare(
         plan, works = _planned(material, settings, writer, skipped)
         watch = Watch(material, skipped, bar, tell)
         if ray is None:
-            Maker(material.root, settings, writer, skipped, plan.finish, watch.wrote).work(works, means)
+            waiting = {group.name for group in plan.waiting}
+            maker = Maker(material.root, settings, writer, skipped, plan.finish, watch.wrote, waiting=waiting)
+            maker.work(works, means)
         else:
             make_on_ray(ray, material, settings, means, plan, works, writer, skipped, watch.wrote)
             writer = ShardWriter(dst)
@@ -127,10 +129,7 @@ def _planned(
         archive.finished = name not in {group.archive for group in waiting}
     skipped.forget(lambda record: record["id"] in stale)
     groups = [group for group in plan.waiting if group.jobs or group in waiting]
-    for part in writer.parts:  # that no group goes on with
-        if not any(part.name.startswith(group.name) for group in groups):
-            writer.turn(part.name.removesuffix(".tar.part"))
-            writer.close()
+    _settle(writer, {group.name for group in groups}, skipped)
     material.given = len(jobs) - sum(len(group.jobs) for group in groups)
 
     def works() -> Iterator[Work]:
@@ -142,6 +141,18 @@ def _planned(
                 material.given += len(group.jobs)
 
     return plan, works()
+
+
+def _settle(writer: ShardWriter, waiting: Collection[str], skipped: Skipped) -> None:
+    """Finish what no group goes on with. Drop shards that a cluster made with clips that belong to other groups."""
+    for part in writer.parts:
+        if part.name[:12] not in waiting:
+            writer.turn(part.name.removesuffix(".tar.part"))
+            writer.close()
+    others = {shard for id, shard in writer.ids.items() if id in skipped}
+    for shard in writer.twice | others:
+        if shard[:12] in waiting:
+            writer.drop(shard)
 
 
 def _summary(material: Material, writer: ShardWriter, skipped: Skipped, added: int, seconds: float) -> Summary:

@@ -14,7 +14,7 @@ import tarfile
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -227,9 +227,14 @@ class ShardWriter:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 _write_index(shard, scan(shard)[0])
         self.parts = [] if of else sorted(root.glob("shard-*.tar.part"))
-        entries = [entry for shard in shards for entry in _read_index(shard)]
-        entries += [entry for part in self.parts for entry in scan(part)[0]]
-        self.ids = {entry.id for entry in entries}
+        found = {shard.stem: _read_index(shard) for shard in shards}
+        found |= {part.name.removesuffix(".tar.part"): scan(part)[0] for part in self.parts}
+        entries = [entry for name in sorted(found) for entry in found[name]]
+        self.ids: dict[str, str] = {}  # the shard of each clip
+        self.twice: set[str] = set()  # shards with clips that another has
+        for name in sorted(found):
+            held = [self.ids.setdefault(entry.id, name) for entry in found[name]]
+            self.twice |= {name for first in held if first != name}
         self.sources = {entry.source for entry in entries}  # files that they were made of
         self.odd = Counter(what for entry in entries for what in entry.odd or ())
         self.next = 1 + max((int(shard.name[6:12]) for shard in shards), default=-1)  # number that no shard has
@@ -238,17 +243,15 @@ class ShardWriter:
         self._entries: list[Entry] = []
 
     @staticmethod
-    def ids_in(root: Path, but: Collection[str] = ()) -> set[str]:
-        """The ids of the clips in finished shards; without those whose names begin with one of `but`, as
-        `shard-000000`."""
-        shards = [shard for shard in _finished(root) if shard[:12] not in but]
-        return {entry.id for shard in shards for entry in _read_index(root / shard)}
+    def ids_in(root: Path) -> set[str]:
+        """The ids of the clips in finished shards."""
+        return {entry.id for shard in _finished(root) for entry in _read_index(root / shard)}
 
-    @staticmethod
-    def shards_of(root: Path, of: str) -> dict[str, str]:
-        """By id of a clip: its shard, of those whose names begin with `of`."""
-        shards = [shard for shard in _finished(root) if shard.startswith(of)]
-        return {entry.id: shard.removesuffix(".tar") for shard in shards for entry in _read_index(root / shard)}
+    def drop(self, name: str) -> None:
+        """Remove a shard; its clips are to be made again."""
+        for ending in ("json", "tar"):  # a shard without an index is whole, an index without a shard is not
+            (self.root / f"{name}.{ending}").unlink(missing_ok=True)
+        self.ids = {id: shard for id, shard in self.ids.items() if shard != name}
 
     def finished(self, name: str) -> bool:
         return (self.root / f"{name}.tar").exists()
@@ -272,7 +275,7 @@ class ShardWriter:
             raise ValueError(f"{entry.id} is in {self.root} already")
         self._write(self._file, sample)
         self._entries.append(entry)
-        self.ids.add(entry.id)
+        self.ids[entry.id] = self._part.name.partition(".")[0]
         self.odd.update(entry.odd or ())
         if self._file.end >= self.shard_bytes:
             self.close()

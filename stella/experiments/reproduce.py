@@ -17,6 +17,7 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
+from stella.experiments.initial import downstream_data, has_weights, make_initial, stages, taken_out, tell_cost
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -43,6 +44,17 @@ def reproduce(
     Returns the exit code: 128 + signal if a signal stopped it, 1 if a measurement failed.
     """
     recipe, folder = load(name), Path(folder)
+    own, overrides = taken_out(overrides, "initial")
+    named, overrides = taken_out(overrides, "downstream")
+    elsewhere = downstream_data(named)
+    if recipe.initial:
+        first = {} if has_weights(overrides) else stages(recipe, own, overrides, folder / "initial")
+        costly = {f"initial/{run.name}": config for run, config in first.items()}
+        costly |= runs(name, overrides, only, orders)
+        tell_cost(costly, len(seeds), folder, console)
+        if exit_code := make_initial(first, console):
+            return exit_code
+        overrides = [*overrides, *(f"model.weights={run}" for run in list(first)[-1:])]
     for sentence in recipe.shadowed(overrides, only):
         say(console, sentence, "yellow")
     configs = runs(name, overrides, only, orders)
@@ -52,8 +64,10 @@ def reproduce(
             return exit_code
         if recipe.attention:
             fading(recipe, configs, seeds, folder, console)
-        if recipe.transfer:
-            return transfer_all(recipe, configs, seeds, folder, console, processes)
+        if recipe.transfer or elsewhere:
+            exit_code = transfer_all(recipe, configs, seeds, folder, console, processes, elsewhere)
+            if exit_code or recipe.transfer:
+                return exit_code
     else:
         if machine(next(iter(configs.values())).train).device.type != "cpu":
             configs = runs(name, [*recipe.speed.gpu, *overrides], only, orders)

@@ -88,13 +88,19 @@ class Archive:
                 gz = not self.path.name.endswith(".tar")
                 stream: Any = _ToTheEnd(gzip.GzipFile(fileobj=self._raw)) if gz else self._raw
                 tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER))
+                passed: list[str] = []  # the member before, if it was not read: the next one shows that it is whole
                 while (member := tar.next()) is not None:
+                    yield from ((name, None) for name in passed)
+                    passed.clear()
                     tar.members.clear()  # type: ignore[attr-defined]  # it would list them all
                     name = PurePosixPath(member.name).name
                     if member.isfile() and (_is_video(name) or name.endswith(".json")):
-                        take = self.video2dataset or wanted(PurePosixPath(name).stem)
-                        yield name, self._content(tar, member) if take else None
+                        if self.video2dataset or wanted(PurePosixPath(name).stem):
+                            yield name, self._content(tar, member)
+                        else:
+                            passed.append(name)
                 self._check_end(tar)
+                yield from ((name, None) for name in passed)
             except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
                 what = " ".join(str(error).split())[:120]
                 raise ClipError(self.path, "damaged archive", f"{what}: fetch it again for the rest of it") from error

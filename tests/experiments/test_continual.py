@@ -1,0 +1,68 @@
+"""From archives to the paper's table: initial weights, all orders, what it costs; stopped and continued."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stella.data.prepare import prepare
+from stella.data.scenes.archive import archive
+from stella.errors import ConfigError
+from stella.experiments.initial import COST, downstream_data, stages, taken_out
+from stella.experiments.recipe import load
+from stella.experiments.reproduce import reproduce
+from stella.runs.record import read_run
+
+SMALL = ("model.preset=tiny", "train.device=cpu", "memory.clips=8", "evaluate.batch=8", "stream.workers=0")
+SHORT = ("stream.epochs=1", "stream.batch_size=4")
+INITIAL = tuple(f"initial.{value}" for value in (*SHORT, "stream.workers=0"))
+
+
+def test_the_initial_runs_take_over_what_is_set_for_all(tmp_path: Path) -> None:
+    own, rest = taken_out(["initial.stream.epochs=2", "data.path=V", "stream.epochs=1", "train.lr=1e-3"], "initial")
+    assert own == ["stream.epochs=2"] and rest == ["data.path=V", "stream.epochs=1", "train.lr=1e-3"]
+    made = stages(load("continual-vs"), [*own, "data.audioset=A", "model.weights=mae.pth"], rest, tmp_path)
+    backbone, matching = made.values()
+    assert [run.name for run in made] == ["backbone", "matching"]
+    assert (backbone.method, backbone.data.source, backbone.model.weights) == ("finetune", "initial-vs", "mae.pth")
+    assert (matching.method, matching.data.source, matching.model.weights) == (
+        "matching",
+        "audioset",
+        str(tmp_path / "backbone"),
+    )
+    assert {config.stream.epochs for config in made.values()} == {2}
+    assert {config.train.lr for config in made.values()} == {1e-3}
+    alone = list(stages(load("continual-vs"), [], rest, tmp_path).values())
+    assert [config.data.source for config in alone] == ["initial-vs", "initial-vs"] and alone[1].stream.epochs == 15
+    with pytest.raises(ConfigError, match=r"trains on vggsound, which is not at data\.path; give it with initial"):
+        stages(load("continual-as"), [], ["data.path=A"], tmp_path)
+    sound = stages(load("continual-as"), ["data.path=V"], ["data.path=A"], tmp_path)
+    assert [getattr(config.data, "path", "") for config in sound.values()] == ["V", "V"]
+    assert downstream_data(["events=ave:/x"]) == {"events": {"source": "ave", "path": "/x"}}
+    with pytest.raises(ConfigError, match=r"downstream\.TASK=SOURCE:PATH"):
+        downstream_data(["events=/x"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_from_archives_to_the_table(tmp_path: Path) -> None:
+    have, shards, out = tmp_path / "have", tmp_path / "shards", tmp_path / "out"
+    list(archive("vggsound", have, clips=10))
+    prepare(have, shards, csv=[have / "vggsound.csv"], seconds=2.56, size=96, progress=False)
+    values = [f"data.path={shards}", "data.tasks=['sports','music']", "data.pixels=96", *SMALL, *SHORT, *INITIAL]
+    text = io.StringIO()
+    console = Console(file=text, width=160)
+    chosen = ["finetune", "stella"]
+    assert reproduce("continual-vs", [0], out, console, chosen, [], values) == 0
+    said = text.getvalue()
+    assert "hours of training on this machine for 6 configurations" in said and "STELLA" in said
+    assert (out / COST).exists() and (out / "reproduce.md").exists()
+    run = read_run(out / "shuffled" / "stella" / "seed-0")
+    assert run.config.stream.batch_size == 36 and str(out / "initial" / "matching") in str(run.config.model.weights)
+    assert any("continual-vs: 16 training clips of 20 listed are here" in note for note in run.notes)
+    before = {path: path.read_bytes() for path in out.rglob("model.safetensors")}
+    assert len(before) == 6
+    assert reproduce("continual-vs", [0, 1], out, console, ["finetune"], ["original"], values) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert (out / "original" / "finetune" / "seed-1" / "model.safetensors").exists()
