@@ -51,11 +51,14 @@ def look(
 
 def prepare(
     src: Annotated[
-        Path, typer.Argument(help="Folder of videos or archives (.tar, .tar.gz), one archive, or a CAV-MAE .json.")
+        str,
+        typer.Argument(
+            help="Folder of videos or archives (.tar, .tar.gz), one archive, a CAV-MAE .json, or its address (s3://…)."
+        ),
     ],
     dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
     csv: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(help="List of VGGSound or AudioSet: its clips alone, with its classes and splits. Repeatable."),
     ] = None,
     only: Annotated[

@@ -14,6 +14,7 @@ from stella.data.plan import SHARD_CLIPS
 from stella.data.shards import sample
 from stella.data.workers import Tick
 from stella.errors import ClipError, skippable
+from stella.files import is_remote
 from stella.media.decode import read_cut, read_duration
 from stella.media.files import Limits, in_memory
 from stella.media.odd import SILENT, STILL, oddities
@@ -52,9 +53,10 @@ class Cutter:
         path = self.src / job.file
         try:
             with skippable(path):
-                if job.data is None:
+                data = path.read_bytes() if job.data is None and is_remote(path) else job.data
+                if data is None:
                     return self._cut(job, path)
-                with in_memory(job.data) as content:
+                with in_memory(data) as content:
                     return self._cut(job, content)
         except ClipError as error:
             return ClipError(path, error.reason, error.remedy)

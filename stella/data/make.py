@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from stella.clip import Labels
 from stella.data.cut import Cutter, Settings, starts
@@ -19,6 +20,7 @@ from stella.data.shards import ShardWriter
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB, Done, Lost, Pool
 from stella.errors import ClipError
+from stella.files import is_remote
 
 AHEAD = 128  # clips that wait for one before them
 
@@ -182,7 +184,7 @@ def stamp(root: Path, source: object) -> str | None:
     """A text that changes with the content or permissions of a file, or of its archive; None if it is missing."""
     path = root / str(source)
     try:
-        status = (path.parent if path.parent.is_file() else path).stat()
+        status: Any = (path.parent if path.parent.is_file() else path).stat()
     except OSError:
         return None
-    return f"{status.st_size}:{status.st_ctime_ns}"
+    return f"{status.st_size}:{status.st_mtime if is_remote(path) else status.st_ctime_ns}"

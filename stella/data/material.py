@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from stella.clip import Labels
 from stella.data.archives.base import read_tree
@@ -12,6 +13,7 @@ from stella.data.archives.rows import Row, chosen, class_in, display_names, read
 from stella.data.archives.tar import ARCHIVE, Archive, Member
 from stella.data.folder import VIDEO_SUFFIXES, read_labels, refuse, walk
 from stella.errors import ClipError, StellaError
+from stella.files import is_remote
 
 STILLS = 10  # pictures of a clip in CAV-MAE's layout, one a second
 
@@ -175,6 +177,8 @@ def recognise(
     rows = read_rows(lists)
     names = [path.name for path in lists]
     if src.is_file() and src.suffix.lower() == ".json":
+        if is_remote(src):
+            raise StellaError(f"{src} names frames and sounds in files of their own; copy them to a disk first")
         return _cav_mae(src, rows, names, only)
     if src.is_file():
         if not ARCHIVE.fullmatch(src.name):
@@ -196,7 +200,11 @@ def recognise(
 def _folder(src: Path) -> Material:
     if not src.is_dir():
         raise StellaError(f"{src} is not a folder; give the folder that holds the videos")
-    paths = [folder / name for folder, _, names in walk(src, refuse) for name in names]
+    if is_remote(src):
+        there: Any = src
+        paths = [src / name.removeprefix(there.path).lstrip("/") for name in there.fs.find(there.path)]
+    else:
+        paths = [folder / name for folder, _, names in walk(src, refuse) for name in names]
     videos = sorted(path.relative_to(src).as_posix() for path in paths if path.suffix.lower() in VIDEO_SUFFIXES)
     archives = sorted(path for path in paths if ARCHIVE.fullmatch(path.name))
     if not videos and not archives:

@@ -27,7 +27,7 @@ from stella.data.shards import PREPARED, ShardWriter
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB
 from stella.errors import StellaError
-from stella.files import explain_full_disk, lock, read_json, sweep, write_json
+from stella.files import explain_full_disk, located, lock, read_json, sweep, write_json
 
 OLD = {"strict": True, "leave": "", "csv": False}  # settings of folders that do not state them
 SAID_AFTER = 60.0  # seconds of work after which it says how long the rest will take
@@ -71,8 +71,10 @@ def prepare(
     if csv and split:
         raise StellaError("--split cuts whole videos and --csv names clips; give one of them")
     began = time.monotonic()
-    src, dst = (Path(path).absolute() if ray else Path(path) for path in (src, dst))
-    material = recognise(src, labels_csv, [Path(file) for file in csv], only)
+    if "://" in str(dst):
+        raise StellaError(f"{dst} is no folder; shards are written to one, which can be copied there afterwards")
+    src, dst = (path.absolute() if ray else path for path in (located(src), Path(dst)))
+    material = recognise(src, labels_csv, [located(file) for file in csv], only)
     settings = Settings(seconds, split, fps, size, strict, ",".join(sorted(leave)), material.listed, shard_clips)
     means = Means(workers or os.cpu_count() or 1, time_limit, worker_gb)
     for line in material.told():
@@ -172,7 +174,7 @@ def rehearse(
     only: str | None = None,
 ) -> list[str]:
     """What `prepare` would find, miss and leave out, in sentences. Nothing is written."""
-    material = recognise(Path(src), labels_csv, [Path(file) for file in csv], only)
+    material = recognise(located(src), labels_csv, [located(file) for file in csv], only)
     done = ShardWriter.ids_in(Path(dst)) if Path(dst).is_dir() else set()
     return [*material.told(), *dry_run(material, done)]
 

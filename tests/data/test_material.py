@@ -16,6 +16,7 @@ from helpers.archives import PREFIX, SPORT, TUNE, pack, reasons, shard_bytes, wr
 from helpers.media_files import level_frame, tone, write, write_video
 from PIL import Image
 from typer.testing import CliRunner
+from upath import UPath
 
 from stella.cli import app
 from stella.data import prepare
@@ -121,7 +122,7 @@ def vggsound(tmp_path: Path, videos: list[bytes]) -> Path:
     return write_vggsound(tmp_path, videos)
 
 
-def run(src: Path, dst: Path, **more: Any) -> prepare.Summary:
+def run(src: Path | str, dst: Path | str, **more: Any) -> prepare.Summary:
     return prepare.prepare(src, dst, **(SMALL | more))
 
 
@@ -304,3 +305,28 @@ def test_wrong_use_is_told(tmp_path: Path, videos: list[bytes]) -> None:
     ):
         with pytest.raises(StellaError, match=says):
             run(src, tmp_path / "dst", **more)
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_archives_and_files_behind_an_address(
+    protocol: str, vggsound: Path, tmp_path: Path, videos: list[bytes]
+) -> None:
+    (vggsound / "sub").mkdir()
+    (vggsound / "sub" / "gone_000000.mp4").write_bytes(videos[2])
+    there = UPath(f"{protocol}://{tmp_path}/there")
+    for file in (*vggsound.rglob("*.*"), tmp_path / "vggsound.csv"):
+        copy = there / file.relative_to(tmp_path).as_posix()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    here = run(vggsound, tmp_path / "here", csv=[tmp_path / "vggsound.csv"])
+    far = run(f"{there}/have", tmp_path / "far", csv=[f"{there}/vggsound.csv"])
+    assert shard_bytes(tmp_path / "here") == shard_bytes(tmp_path / "far") and here.clips == far.clips == 8
+    assert reasons(tmp_path / "here") == reasons(tmp_path / "far")
+    assert run(f"{there}/have", tmp_path / "far", csv=[f"{there}/vggsound.csv"]).added == 0
+    with pytest.raises(StellaError, match="shards are written to one"):
+        run(vggsound, f"{there}/shards")
+    with pytest.raises(StellaError, match="cannot be opened"):
+        run("nothing://x", tmp_path / "new")

@@ -1,22 +1,19 @@
 """From archives to the paper's table: initial weights, all orders, what it costs; stopped and continued."""
 
 import io
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from stella.data.prepare import prepare
-from stella.data.scenes.archive import archive
 from stella.errors import ConfigError
 from stella.experiments.initial import COST, downstream_data, stages, taken_out
 from stella.experiments.recipe import load
 from stella.experiments.reproduce import reproduce
 from stella.runs.record import read_run
-
-SMALL = ("model.preset=tiny", "train.device=cpu", "memory.clips=8", "evaluate.batch=8", "stream.workers=0")
-SHORT = ("stream.epochs=1", "stream.batch_size=4")
-INITIAL = tuple(f"initial.{value}" for value in (*SHORT, "stream.workers=0"))
 
 
 def test_the_initial_runs_take_over_what_is_set_for_all(tmp_path: Path) -> None:
@@ -44,25 +41,35 @@ def test_the_initial_runs_take_over_what_is_set_for_all(tmp_path: Path) -> None:
         downstream_data(["events=/x"])
 
 
+def rehearsal() -> list[list[str]]:
+    """The commands of the first block of docs/datasets.md."""
+    text = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    block = text.split("```")[1].strip().replace("\\\n", " ")
+    return [shlex.split(line) for line in block.splitlines()]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_from_archives_to_the_table(tmp_path: Path) -> None:
-    have, shards, out = tmp_path / "have", tmp_path / "shards", tmp_path / "out"
-    list(archive("vggsound", have, clips=10))
-    prepare(have, shards, csv=[have / "vggsound.csv"], seconds=2.56, size=96, progress=False)
-    values = [f"data.path={shards}", "data.tasks=['sports','music']", "data.pixels=96", *SMALL, *SHORT, *INITIAL]
-    text = io.StringIO()
-    console = Console(file=text, width=160)
-    chosen = ["finetune", "stella"]
-    assert reproduce("continual-vs", [0], out, console, chosen, [], values) == 0
-    said = text.getvalue()
-    assert "hours of training on this machine for 6 configurations" in said and "STELLA" in said
+def test_from_archives_to_the_table_as_the_documentation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = rehearsal()
+    assert [command[1] for command in commands] == ["scenes", "prepare", "prepare", "look", "reproduce"]
+    outputs = []
+    for _, *arguments in commands:
+        done = subprocess.run([sys.executable, "-m", "stella", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs.append(" ".join(done.stdout.split()))
+    assert "missing: 8 of 62 wanted clips" in outputs[1] and "8 of 63 listed clips are missing" in outputs[2]
+    assert "hours of training on this machine for 6 configurations" in outputs[4] and "STELLA" in outputs[4]
+    out = tmp_path / "runs" / "continual-vs"
     assert (out / COST).exists() and (out / "reproduce.md").exists()
     run = read_run(out / "shuffled" / "stella" / "seed-0")
     assert run.config.stream.batch_size == 36 and str(out / "initial" / "matching") in str(run.config.model.weights)
     assert any("continual-vs: 16 training clips of 20 listed are here" in note for note in run.notes)
     before = {path: path.read_bytes() for path in out.rglob("model.safetensors")}
     assert len(before) == 6
+    values = [value for value in commands[-1] if "=" in value]
+    console = Console(file=io.StringIO())
     assert reproduce("continual-vs", [0, 1], out, console, ["finetune"], ["original"], values) == 0
     assert {path: path.read_bytes() for path in before} == before
     assert (out / "original" / "finetune" / "seed-1" / "model.safetensors").exists()
