@@ -5,6 +5,7 @@ downstream task.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,12 @@ def stages(recipe: Recipe, own: Sequence[str], overrides: Sequence[str], folder:
     elif isinstance(backbone.data, ListedConfig):
         values.append(f"data.source={backbone.data.source}")
     return {folder / BACKBONE: backbone, folder / MATCHING: run_config(second, values)}
+
+
+def sized(runs: Mapping[Path, RunConfig]) -> dict[str, RunConfig]:
+    """The initial runs with the model of the first, before it has left weights."""
+    models = [config.model for config in runs.values()]
+    return {f"initial/{run.name}": replace(config, model=models[0]) for run, config in runs.items()}
 
 
 def make_initial(runs: Mapping[Path, RunConfig], console: Console) -> int:

@@ -17,7 +17,7 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
-from stella.experiments.initial import downstream_data, has_weights, make_initial, stages, taken_out, tell_cost
+from stella.experiments.initial import downstream_data, has_weights, make_initial, sized, stages, taken_out, tell_cost
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -49,9 +49,7 @@ def reproduce(
     elsewhere = downstream_data(named)
     if recipe.initial:
         first = {} if has_weights(overrides) else stages(recipe, own, overrides, folder / "initial")
-        costly = {f"initial/{run.name}": config for run, config in first.items()}
-        costly |= runs(name, overrides, only, orders)
-        tell_cost(costly, len(seeds), folder, console)
+        tell_cost(sized(first) | runs(name, overrides, only, orders), len(seeds), folder, console)
         if exit_code := make_initial(first, console):
             return exit_code
         overrides = [*overrides, *(f"model.weights={run}" for run in list(first)[-1:])]
