@@ -56,7 +56,7 @@ def prepare(
             help="Folder of videos or archives (.tar, .tar.gz), one archive, a CAV-MAE .json, or its address (s3://…)."
         ),
     ],
-    dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    dst: Annotated[str, typer.Argument(help="Folder for the shards, or its address (s3://…).")],
     csv: Annotated[
         list[str] | None,
         typer.Option(help="List of VGGSound or AudioSet: its clips alone, with its classes and splits. Repeatable."),

@@ -5,6 +5,7 @@ goes on after the shards that are there. This process plans, and notes what beca
 plan, so that everything is as one machine leaves it.
 """
 
+import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stella.data.away import Away
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work
 from stella.data.material import Job, Material
@@ -46,10 +48,19 @@ class Task:
     means: Means
     group: Group
     jobs: list[Job]  # of files
+    away: Path | None = None  # where shards go, if not to `dst`
 
     def __call__(self, material: Material | None, known: Collection[str]) -> Made:
         """`material` has the archive of the group; `known` clips are made or skipped in other groups."""
-        writer, skipped = ShardWriter(self.dst, of=self.group.name), Skipped()
+        if self.away is None:
+            return self._make(ShardWriter(self.dst, of=self.group.name), material, known)
+        with tempfile.TemporaryDirectory(prefix="stella-") as here:
+            away = Away(self.away, Path(here))
+            away.fetch(self.group.name)
+            return self._make(ShardWriter(away.here, of=self.group.name, away=away), material, known)
+
+    def _make(self, writer: ShardWriter, material: Material | None, known: Collection[str]) -> Made:
+        skipped = Skipped()
         work: Iterable[Any] = self.jobs
         if material is not None:
             [archive] = [each for each in material.archives if material.name(each) == self.group.archive]
@@ -67,6 +78,7 @@ def make_on_ray(
     works: Iterable[Work],
     writer: ShardWriter,
     skipped: Skipped,
+    ended: Callable[[Group], None],
     wrote: Callable[[int], None],
 ) -> None:
     """Make the groups on the cluster at `address` (`local`: one of this machine, with `means.workers` processors)."""
@@ -74,7 +86,7 @@ def make_on_ray(
     waiting = {group.name for group in plan.waiting}
     seen = {id for id, shard in writer.ids.items() if shard[:12] not in waiting} | {str(id) for id in skipped.records}
     with cluster(address, means.workers):
-        driver = _Driver(ray, material, settings, means, writer.root)
+        driver = _Driver(ray, material, settings, means, writer)
         driver.share(seen)
         total = 0
         for group, made in driver.run(works):
@@ -88,7 +100,7 @@ def make_on_ray(
             seen |= {*made.clips, *(record["id"] for record in made.skipped)}
             for part in writer.root.glob(f"{group.name}*.part"):  # of one machine, before
                 part.unlink()
-            plan.finish(group)
+            ended(group)
             total += len(made.clips) + len(made.skipped)
             wrote(total)
 
@@ -143,9 +155,10 @@ def in_order(ray: Any, tasks: Iterable[tuple[T, Callable[[], Any]]]) -> Iterator
 class _Driver:
     """Submits groups and gives back what became of them, in their order."""
 
-    def __init__(self, ray: Any, material: Material, settings: Settings, means: Means, dst: Path) -> None:
+    def __init__(self, ray: Any, material: Material, settings: Settings, means: Means, writer: ShardWriter) -> None:
         self.ray, self.settings, self.means = ray, settings, means
-        self.root, self.dst = material.root, dst
+        self.root, self.dst = material.root, writer.root
+        self.away = writer.away.there if writer.away else None
         self.material = ray.put(material) if material.archives else None
         self.known: Any = None
         self.tasks: dict[int, Task] = {}
@@ -167,7 +180,7 @@ class _Driver:
     def _submit(self, group: Group, jobs: Iterable[Any]) -> Any:
         whole = group.archive is not None
         means = replace(self.means, workers=min(ARCHIVE_CPUS, self._largest()) if whole else 1)
-        task = Task(self.root, self.dst, self.settings, means, group, [] if whole else list(jobs))
+        task = Task(self.root, self.dst, self.settings, means, group, [] if whole else list(jobs), self.away)
         self.tasks[group.number] = task
         reference, known = self.known
         return self._start(task, reference if whole else {job.id for job in task.jobs} & known)

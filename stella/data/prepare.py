@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,18 +18,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stella.config import differences
-from stella.data.accounts import Summary, counted, dry_run, leave_out, list_missing, write_listed
+from stella.data.accounts import LISTED, Summary, counted, dry_run, leave_out, list_missing, write_listed
+from stella.data.away import Away, away_from
 from stella.data.cluster import make_on_ray
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work, stamp
 from stella.data.material import Job, Material, recognise
-from stella.data.plan import SHARD_CLIPS, SPLIT_VIDEOS, Plan
+from stella.data.plan import PLAN, SHARD_CLIPS, SPLIT_VIDEOS, Group, Plan
 from stella.data.shards import PREPARED, ShardWriter
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB
 from stella.errors import StellaError
 from stella.files import explain_full_disk, located, lock, read_json, sweep, write_json
 
+SKIPPED = "skipped.jsonl"
 OLD = {"strict": True, "leave": "", "csv": False}  # settings of folders that do not state them
 SAID_AFTER = 60.0  # seconds of work after which it says how long the rest will take
 
@@ -70,35 +73,68 @@ def prepare(
         )
     if csv and split:
         raise StellaError("--split cuts whole videos and --csv names clips; give one of them")
-    began = time.monotonic()
-    if "://" in str(dst):
-        raise StellaError(f"{dst} is no folder; shards are written to one, which can be copied there afterwards")
-    src, dst = (path.absolute() if ray else path for path in (located(src), Path(dst)))
+    src, folder = located(src), Path(dst)
+    if ray:
+        src, folder = src.absolute(), folder.absolute()
     material = recognise(src, labels_csv, [located(file) for file in csv], only)
     settings = Settings(seconds, split, fps, size, strict, ",".join(sorted(leave)), material.listed, shard_clips)
     means = Means(workers or os.cpu_count() or 1, time_limit, worker_gb)
     for line in material.told():
         tell(line)
-    dst.mkdir(parents=True, exist_ok=True)
-    with explain_full_disk(dst), lock(dst / ".lock"), progress_bar(progress) as bar:
-        sweep(dst)
-        _keep_settings(dst, settings)
-        skipped = Skipped(dst / "skipped.jsonl")
-        leave_out(material, skipped)
-        writer = ShardWriter(dst)
-        before = len(writer.ids)
-        plan, works = _planned(material, settings, writer, skipped)
-        watch = Watch(material, skipped, bar, tell)
-        if ray is None:
-            waiting = {group.name for group in plan.waiting}
-            maker = Maker(material.root, settings, writer, skipped, plan.finish, watch.wrote, waiting=waiting)
-            maker.work(works, means)
-        else:
-            make_on_ray(ray, material, settings, means, plan, works, writer, skipped, watch.wrote)
-            writer = ShardWriter(dst)
-        if material.listed:
-            list_missing(material, writer.ids, skipped)
-            write_listed(dst, material)
+    with ExitStack() as stack:
+        away = stack.enter_context(away_from(str(dst))) if "://" in str(dst) else None
+        folder = away.here if away else folder
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(explain_full_disk(folder))
+        stack.enter_context(lock(folder / ".lock"))
+        bar = stack.enter_context(progress_bar(progress))
+        return _prepare(material, settings, means, folder, away, ray, bar, tell)
+
+
+def _prepare(
+    material: Material,
+    settings: Settings,
+    means: Means,
+    dst: Path,
+    away: Away | None,
+    ray: str | None,
+    bar: Progress,
+    tell: Callable[[str], None],
+) -> Summary:
+    """Prepare into `dst`, which is locked; with `away` from there to an address."""
+    began = time.monotonic()
+    sweep(dst)
+    _keep_settings(dst, settings, away)
+    skipped = Skipped(dst / SKIPPED)
+    leave_out(material, skipped)
+    writer = ShardWriter(dst, away=away)
+    before = len(writer.ids)
+    plan, works = _planned(material, settings, writer, skipped)
+    watch = Watch(material, skipped, bar, tell)
+
+    def ended(group: Group) -> None:
+        plan.finish(group)
+        keep()
+
+    def keep() -> None:
+        if away:
+            away.beat()
+            away.put(SKIPPED, PREPARED, PLAN, LISTED)  # the plan after what it says of groups that are done
+
+    keep()
+    if ray is None:
+        waiting = {group.name for group in plan.waiting}
+        maker = Maker(material.root, settings, writer, skipped, ended, watch.wrote, waiting=waiting)
+        maker.work(works, means)
+    else:
+        make_on_ray(ray, material, settings, means, plan, works, writer, skipped, ended, watch.wrote)
+        if away:
+            away.fetch("shard-")
+        writer = ShardWriter(dst, away=away)
+    if material.listed:
+        list_missing(material, writer.ids, skipped)
+        write_listed(dst, material)
+    keep()
     return _summary(material, writer, skipped, len(writer.ids) - before, time.monotonic() - began)
 
 
@@ -158,11 +194,12 @@ def _settle(writer: ShardWriter, waiting: Collection[str], skipped: Skipped) -> 
 
 
 def _summary(material: Material, writer: ShardWriter, skipped: Skipped, added: int, seconds: float) -> Summary:
-    total = sum(shard.stat().st_size for shard in writer.root.glob("shard-*.tar"))
     gone = () if material.archives or material.listed else tuple(sorted(writer.sources - set(material.files)))
     broken, out, missing = counted(skipped)
     listed = len(material.rows) if material.listed else None
-    return Summary(len(writer.ids), added, broken, total, seconds, gone, dict(writer.odd), out, missing, listed)
+    return Summary(
+        len(writer.ids), added, broken, writer.total(), seconds, gone, dict(writer.odd), out, missing, listed
+    )
 
 
 def rehearse(
@@ -175,7 +212,7 @@ def rehearse(
 ) -> list[str]:
     """What `prepare` would find, miss and leave out, in sentences. Nothing is written."""
     material = recognise(located(src), labels_csv, [located(file) for file in csv], only)
-    done = ShardWriter.ids_in(Path(dst)) if Path(dst).is_dir() else set()
+    done = ShardWriter.ids_in(Path(dst)) if "://" not in str(dst) and Path(dst).is_dir() else set()
     return [*material.told(), *dry_run(material, done)]
 
 
@@ -198,10 +235,10 @@ class Watch:
             self.began = math.inf
 
 
-def _keep_settings(dst: Path, settings: Settings) -> None:
+def _keep_settings(dst: Path, settings: Settings, away: Away | None = None) -> None:
     path = dst / PREPARED
     if not path.exists():
-        if strange := next(dst.glob("shard-*"), None):
+        if strange := next(dst.glob("shard-*"), None if away is None or away.is_empty() else away.there):
             raise StellaError(f"{strange} was not written by stella prepare; choose another folder")
         write_json(path, asdict(settings))
     elif changed := differences(asdict(settings) | OLD | read_json(path), asdict(settings)):

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Literal, Self
 from torch import Tensor
 
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Labels, Origin
+from stella.data.away import Away
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError, require
 from stella.files import Appended, encoded, read_json, write_json
@@ -217,17 +218,18 @@ class ShardWriter:
 
     Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder. A sample
     goes into the shard that `turn` named, else into one shard after the other, each of `shard_bytes`. With `of` only
-    shards whose names begin so are known, others may be written at the same time, and only whole shards survive.
+    shards whose names begin so are known, others may be written at the same time, and only whole shards survive. With
+    `away` finished shards go there, and only their indexes stay.
     """
 
-    def __init__(self, root: Path, shard_bytes: float = math.inf, of: str = "") -> None:
-        self.root, self.shard_bytes, self.of = root, shard_bytes, of
+    def __init__(self, root: Path, shard_bytes: float = math.inf, of: str = "", away: Away | None = None) -> None:
+        self.root, self.shard_bytes, self.of, self.away = root, shard_bytes, of, away
         shards = [root / name for name in _finished(root) if name.startswith(of)]
         for shard in shards:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 _write_index(shard, scan(shard)[0])
         self.parts = [] if of else sorted(root.glob("shard-*.tar.part"))
-        found = {shard.stem: _read_index(shard) for shard in shards}
+        found = {shard.stem: _read_index(shard, away is None) for shard in shards}
         found |= {part.name.removesuffix(".tar.part"): scan(part)[0] for part in self.parts}
         entries = [entry for name in sorted(found) for entry in found[name]]
         self.ids: dict[str, str] = {}  # the shard of each clip
@@ -251,10 +253,16 @@ class ShardWriter:
         """Remove a shard; its clips are to be made again."""
         for ending in ("json", "tar"):  # a shard without an index is whole, an index without a shard is not
             (self.root / f"{name}.{ending}").unlink(missing_ok=True)
+            if self.away is not None:
+                self.away.remove(f"{name}.{ending}")
         self.ids = {id: shard for id, shard in self.ids.items() if shard != name}
 
+    def total(self) -> int:
+        """The bytes of all finished shards."""
+        return sum(int(read_json(index)["bytes"]) for index in self.root.glob("shard-*.json"))
+
     def finished(self, name: str) -> bool:
-        return (self.root / f"{name}.tar").exists()
+        return (self.root / f"{name}.json").exists()
 
     def unused(self, group: str) -> str:
         """A name that no finished shard has, for clips of a group whose own shards are finished."""
@@ -315,6 +323,8 @@ class ShardWriter:
         shard = self.root / f"{self._name}.tar"
         self._part.rename(shard)
         _write_index(shard, self._entries)
+        if self.away is not None:
+            self.away.put_shard(shard.stem)
 
 
 @dataclass(frozen=True)
@@ -377,14 +387,14 @@ def _write_index(shard: Path, entries: list[Entry]) -> None:
     write_json(shard.with_suffix(".json"), index)
 
 
-def _read_index(shard: Path) -> list[Entry]:
-    """The entries of a shard, after checking that it is there and has its full size."""
+def _read_index(shard: Path, check: bool = True) -> list[Entry]:
+    """The entries of a shard, after checking that it is there and has its full size, unless it is elsewhere."""
     index = shard.with_suffix(".json")
     remedy = "restore it, or delete both files and run stella prepare again"
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
         entries = [Entry(**clip) for clip in content["clips"]]
-        size = shard.stat().st_size
+        size = shard.stat().st_size if check else content["bytes"]
     except FileNotFoundError as error:
         lost = Path(error.filename)
         other = shard if lost == index else index

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.archives import reasons, shard_bytes, write_vggsound
 from helpers.media_files import write_video
+from upath import UPath
 
 from stella.data import cluster
 from stella.data import workers as pool
@@ -83,7 +84,7 @@ def mixed(tmp_path: Path, videos: list[bytes]) -> Path:
     return root
 
 
-def run(src: Path, dst: Path, **more: Any) -> Summary:
+def run(src: Path, dst: Path | str, **more: Any) -> Summary:
     return prepare(src, dst, **(SMALL | {"csv": [src.parent / "vggsound.csv"]} | more))
 
 
@@ -98,6 +99,10 @@ def test_many_machines_leave_what_one_does(mixed: Path, tmp_path: Path, in_turn:
     assert same(tmp_path / "one", tmp_path / "many") and len(shard_bytes(tmp_path / "one")) >= 8
     assert (one.clips, one.added, one.missing, one.listed) == (many.clips, many.added, many.missing, many.listed)
     assert one.skipped == many.skipped and one.clips == 9
+    far = UPath(f"memory://{tmp_path}/far")
+    assert run(mixed, str(far), ray="x").clips == one.clips
+    stored = {path.name: path.read_bytes() for path in far.iterdir() if path.name.startswith("shard-")}
+    assert stored == shard_bytes(tmp_path / "one")
     assert run(mixed, tmp_path / "many", ray="x").added == 0 and run(mixed, tmp_path / "many").added == 0
 
 

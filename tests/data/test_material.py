@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import time
 import traceback
 from collections import Counter
@@ -23,6 +24,7 @@ from stella.data import prepare
 from stella.data import workers as pool
 from stella.data.archives.rows import Row, chosen, class_in, read_rows, tasks_of
 from stella.data.material import Wanted, recognise
+from stella.data.plan import Plan
 from stella.data.shards import Shards
 from stella.errors import StellaError
 
@@ -326,7 +328,38 @@ def test_archives_and_files_behind_an_address(
     assert shard_bytes(tmp_path / "here") == shard_bytes(tmp_path / "far") and here.clips == far.clips == 8
     assert reasons(tmp_path / "here") == reasons(tmp_path / "far")
     assert run(f"{there}/have", tmp_path / "far", csv=[f"{there}/vggsound.csv"]).added == 0
-    with pytest.raises(StellaError, match="shards are written to one"):
-        run(vggsound, f"{there}/shards")
     with pytest.raises(StellaError, match="cannot be opened"):
         run("nothing://x", tmp_path / "new")
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_shards_behind_an_address(
+    protocol: str, vggsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more: dict[str, Any] = {"csv": [tmp_path / "vggsound.csv"], "shard_clips": 2}
+    here, there = run(vggsound, tmp_path / "here", **more), UPath(f"{protocol}://{tmp_path}/there")
+    finish = Plan.finish
+
+    def die(self: Plan, group: Any) -> None:
+        if group.number == 0:
+            raise KeyboardInterrupt
+        finish(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(vggsound, str(there), **more)
+    begun = {path.name for path in there.iterdir()}
+    assert "shard-000000-0000.tar" in begun and ".lock" not in begun
+    far = run(vggsound, str(there), **more)
+    assert 0 < far.added < far.clips == here.clips and far.bytes == here.bytes and far.skipped == here.skipped
+    stored = {path.name: path.read_bytes() for path in there.iterdir()}
+    assert {name: data for name, data in stored.items() if name.startswith("shard-")} == shard_bytes(tmp_path / "here")
+    assert stored.keys() - shard_bytes(tmp_path / "here").keys() == {
+        *("prepare.json", "plan.jsonl", "skipped.jsonl", "listed.json")
+    }
+    (there / ".lock").write_text(json.dumps({"who": "elsewhere:1:1", "at": time.time()}))
+    with pytest.raises(StellaError, match="is in use by elsewhere:1:1; wait for it"):
+        run(vggsound, str(there), **more)
+    (there / ".lock").write_text(json.dumps({"who": f"{socket.gethostname()}:999999999:1", "at": time.time()}))
+    assert run(vggsound, str(there), **more).added == 0
