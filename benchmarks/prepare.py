@@ -131,8 +131,12 @@ def report(rows: list[dict[str, Any]]) -> None:
     print(f"files {rate['files']:.1f} clips/s, archives {rate['archives']:.1f} clips/s with {WORKERS} workers")
     print(f"video2dataset states {theirs:.0f} videos/s on {cores} cores: {theirs / cores:.1f} a core; ours {core:.1f}")
     print(f"one process that reads an archive and writes can serve {read:.0f} clips/s: {read / core:.0f} workers")
-    print(f"VGGSound on 16 cores: {VGGSOUND / (16 * core) / 3600:.1f} h, bound by decoding")
+    node = min(16 * core, read)
+    bound = "decoding" if node < read else "the process that reads and writes"
+    print(f"VGGSound on 16 cores: {VGGSOUND / node / 3600:.1f} h, bound by {bound}")
     print(f"10 million clips on 100 nodes of 16 cores: {TEN_MILLION / (1600 * core) / 3600:.1f} h, bound by decoding")
+    gigabytes = TEN_MILLION * mean(r["mib_per_clip"] for r in rows) * 2**20 / 1e9
+    print(f"if the store takes the {gigabytes:,.0f} GB of shards at {1600 * core * gigabytes / TEN_MILLION:.1f} GB/s")
 
 
 def main() -> None:
