@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stella.bench.measure import bench
+from stella.bench.measure import rates
 from stella.data.archives.benchmarks import ListedConfig
 from stella.errors import ConfigError
 from stella.experiments.recipe import Recipe, run_config
@@ -96,17 +96,16 @@ def tell_cost(configs: Mapping[str, RunConfig], seeds: int, folder: Path, consol
 
     The rates are kept in `folder`, so that a command that goes on does not measure again.
     """
-    rates: dict[str, Any] = read_json(folder / COST) if (folder / COST).exists() else {}
+    known: dict[str, Any] = read_json(folder / COST) if (folder / COST).exists() else {}
     kinds = {f"{config.method}, batch {config.stream.batch_size}": config for config in configs.values()}
-    if missing := {kind: config for kind, config in kinds.items() if kind not in rates}:
+    if missing := {kind: config for kind, config in kinds.items() if kind not in known}:
         say(console, f"measuring {len(missing)} kinds of steps", "dim")
-        rows = bench({kind: settle(config) for kind, config in missing.items()}, STEPS, None, console)
-        rates |= {kind: row.clips_per_second for kind, row in rows.items()}
+        known |= rates({kind: settle(config) for kind, config in missing.items()}, STEPS, console)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / COST, rates)
+        write_json(folder / COST, known)
     hours = {}
     for key, config in configs.items():
-        rate = rates.get(f"{config.method}, batch {config.stream.batch_size}")
+        rate = known.get(f"{config.method}, batch {config.stream.batch_size}")
         if rate is not None:
             tasks = settle(config).data.train_tasks()
             times = 1 if key.startswith("initial/") else seeds

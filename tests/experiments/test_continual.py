@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.small import quick
 from rich.console import Console
 
 from stella.errors import ConfigError
+from stella.experiments import initial
 from stella.experiments.initial import COST, downstream_data, stages, taken_out
 from stella.experiments.recipe import load
 from stella.experiments.reproduce import reproduce
+from stella.runs.config import RunConfig
 from stella.runs.record import read_run
 
 
@@ -39,6 +42,25 @@ def test_the_initial_runs_take_over_what_is_set_for_all(tmp_path: Path) -> None:
     assert downstream_data(["events=ave:/x"]) == {"events": {"source": "ave", "path": "/x"}}
     with pytest.raises(ConfigError, match=r"downstream\.TASK=SOURCE:PATH"):
         downstream_data(["events=/x"])
+
+
+def test_the_cost_is_told_and_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def rates(configs: dict[str, RunConfig], steps: int, console: Console) -> dict[str, float]:
+        asked.append(list(configs))
+        return dict.fromkeys(configs, 0.5)
+
+    monkeypatch.setattr(initial, "rates", rates)
+    values = ("data.clips=90", "data.tasks=['task1','task2']", "stream.epochs=2")
+    configs = {"initial/backbone": quick("finetune", *values), "original/er": quick("er", *values)}
+    for _ in range(2):
+        text = io.StringIO()
+        initial.tell_cost(configs, 3, tmp_path, Console(file=text, width=300))
+        # 2 tasks × 90 clips × 2 epochs at half a clip a second: 0.2 hours, once and three times
+        assert "0.8 hours of training on this machine for 2 configurations and 3 seeds" in text.getvalue()
+        assert "original/er (0.6 h)" in text.getvalue()
+    assert asked == [["finetune, batch 4", "er, batch 4"]]
 
 
 def rehearsal() -> list[list[str]]:
