@@ -17,9 +17,9 @@ from stella.data.away import Away
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work
 from stella.data.material import Job, Material
-from stella.data.plan import Group, Plan
-from stella.data.shards import ShardWriter
+from stella.data.plan import Group
 from stella.data.skipped import Skipped
+from stella.data.writer import ShardWriter
 from stella.errors import StellaError, require
 from stella.files import Line
 
@@ -74,17 +74,17 @@ def make_on_ray(
     material: Material,
     settings: Settings,
     means: Means,
-    plan: Plan,
+    groups: Collection[str],
     works: Iterable[Work],
     writer: ShardWriter,
     skipped: Skipped,
     ended: Callable[[Group], None],
     wrote: Callable[[int], None],
 ) -> None:
-    """Make the groups on the cluster at `address` (`local`: one of this machine, with `means.workers` processors)."""
+    """Make `works`, which are these groups, on the cluster at `address` (`local`: one of this machine, with
+    `means.workers` processors)."""
     ray = require("ray", "ray")
-    waiting = {group.name for group in plan.waiting}
-    seen = {id for id, shard in writer.ids.items() if shard[:12] not in waiting} | {str(id) for id in skipped.records}
+    seen = {id for id, shard in writer.ids.items() if shard[:12] not in groups} | {str(id) for id in skipped.records}
     with cluster(address, means.workers):
         driver = _Driver(ray, material, settings, means, writer)
         driver.share(seen)

@@ -16,9 +16,9 @@ from stella.clip import Labels
 from stella.data.cut import Cutter, Settings, starts
 from stella.data.material import End, Job, Unfetched
 from stella.data.plan import Group
-from stella.data.shards import ShardWriter
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB, Done, Lost, Pool
+from stella.data.writer import ShardWriter
 from stella.errors import ClipError
 from stella.files import is_remote
 

@@ -25,9 +25,10 @@ from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work, stamp
 from stella.data.material import Job, Material, recognise
 from stella.data.plan import PLAN, SHARD_CLIPS, SPLIT_VIDEOS, Group, Plan
-from stella.data.shards import PREPARED, ShardWriter
+from stella.data.shards import PREPARED
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB
+from stella.data.writer import ShardWriter
 from stella.errors import StellaError
 from stella.files import explain_full_disk, located, lock, read_json, sweep, write_json
 
@@ -65,12 +66,7 @@ def prepare(
     picture, silent, short) are left out. `tell` is given what was recognised, and how long it will take. With `ray`,
     the address of a cluster or `local`, Ray spreads the work over its machines, which all see `src` and `dst`.
     """
-    positive = (seconds, fps, size, shard_clips, time_limit, worker_gb, 1 if workers is None else workers)
-    if not all(0 < value < math.inf for value in positive):
-        raise StellaError(
-            "seconds, fps, size, workers, shard_clips, time_limit and worker_gb must all be above 0 and finite; "
-            "correct them"
-        )
+    _check_positive(seconds, fps, size, shard_clips, time_limit, worker_gb, 1 if workers is None else workers)
     if csv and split:
         raise StellaError("--split cuts whole videos and --csv names clips; give one of them")
     src, folder = located(src), Path(dst)
@@ -91,6 +87,14 @@ def prepare(
         return _prepare(material, settings, means, folder, away, ray, bar, tell)
 
 
+def _check_positive(*values: float) -> None:
+    if not all(0 < value < math.inf for value in values):
+        raise StellaError(
+            "seconds, fps, size, workers, shard_clips, time_limit and worker_gb must all be above 0 and finite; "
+            "correct them"
+        )
+
+
 def _prepare(
     material: Material,
     settings: Settings,
@@ -109,7 +113,7 @@ def _prepare(
     leave_out(material, skipped)
     writer = ShardWriter(dst, away=away)
     before = len(writer.ids)
-    plan, works = _planned(material, settings, writer, skipped)
+    plan, groups, works = _planned(material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
 
     def ended(group: Group) -> None:
@@ -123,11 +127,9 @@ def _prepare(
 
     keep()
     if ray is None:
-        waiting = {group.name for group in plan.waiting}
-        maker = Maker(material.root, settings, writer, skipped, ended, watch.wrote, waiting=waiting)
-        maker.work(works, means)
+        Maker(material.root, settings, writer, skipped, ended, watch.wrote, waiting=groups).work(works, means)
     else:
-        make_on_ray(ray, material, settings, means, plan, works, writer, skipped, ended, watch.wrote)
+        make_on_ray(ray, material, settings, means, groups, works, writer, skipped, ended, watch.wrote)
         if away:
             away.fetch("shard-")
         writer = ShardWriter(dst, away=away)
@@ -140,8 +142,9 @@ def _prepare(
 
 def _planned(
     material: Material, settings: Settings, writer: ShardWriter, skipped: Skipped
-) -> tuple[Plan, Iterator[Work]]:
-    """The plan, and the groups of it that are to be made. Clips whose files have changed are no longer skipped."""
+) -> tuple[Plan, set[str], Iterator[Work]]:
+    """The plan, and the groups of it that are to be made, by name and with their jobs. Clips whose files have changed
+    are no longer skipped."""
     stale = {
         id: record["source"]
         for id, record in skipped.records.items()
@@ -163,11 +166,13 @@ def _planned(
     wanted = hashlib.blake2b(ids.encode(errors="surrogateescape"), digest_size=8).hexdigest()
     archives = {material.name(archive): archive for archive in material.archives}
     waiting = plan.add_archives([(name, stamp(material.root, name)) for name in archives], wanted, settings.split)
+    unread = {group.archive: group.number for group in waiting}
     for name, archive in archives.items():
-        archive.finished = name not in {group.archive for group in waiting}
+        archive.finished = name not in unread
     skipped.forget(lambda record: record["id"] in stale)
-    groups = [group for group in plan.waiting if group.jobs or group in waiting]
-    _settle(writer, {group.name for group in groups}, skipped)
+    groups = [group for group in plan.waiting if group.jobs or unread.get(group.archive) == group.number]
+    names = {group.name for group in groups}
+    _settle(writer, names, {group.name for group in plan.waiting}, skipped)
     material.given = len(jobs) - sum(len(group.jobs) for group in groups)
 
     def works() -> Iterator[Work]:
@@ -178,18 +183,19 @@ def _planned(
                 yield group, [jobs[id] for id in group.jobs if id in jobs]
                 material.given += len(group.jobs)
 
-    return plan, works()
+    return plan, names, works()
 
 
-def _settle(writer: ShardWriter, waiting: Collection[str], skipped: Skipped) -> None:
-    """Finish what no group goes on with. Drop shards that a cluster made with clips that belong to other groups."""
+def _settle(writer: ShardWriter, groups: Collection[str], unfinished: Collection[str], skipped: Skipped) -> None:
+    """Finish what none of the groups goes on with. Of unfinished groups drop shards that a cluster made with clips that
+    belong to others."""
     for part in writer.parts:
-        if part.name[:12] not in waiting:
+        if part.name[:12] not in groups:
             writer.turn(part.name.removesuffix(".tar.part"))
             writer.close()
     others = {shard for id, shard in writer.ids.items() if id in skipped}
     for shard in writer.twice | others:
-        if shard[:12] in waiting:
+        if shard[:12] in unfinished:
             writer.drop(shard)
 
 

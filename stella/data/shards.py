@@ -1,4 +1,4 @@
-"""WebDataset tar shards with random access, and the writer that `stella prepare` uses.
+"""WebDataset tar shards with random access. `writer` writes them.
 
 A folder holds `shard-000000.tar` with its index `shard-000000.json`. A sample is KEY.json, KEY.000.jpg … (frames at a
 fixed rate), KEY.flac. The JSON comes first and holds the sizes and checksums of the other files, so that four frames
@@ -11,9 +11,7 @@ import json
 import math
 import re
 import tarfile
-import uuid
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -23,10 +21,9 @@ from typing import Any, BinaryIO, Literal, Self
 from torch import Tensor
 
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Labels, Origin
-from stella.data.away import Away
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError, require
-from stella.files import Appended, encoded, read_json, write_json
+from stella.files import encoded, read_json, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 from stella.media.inputs import Inputs
@@ -109,7 +106,7 @@ class Shards:
     ) -> None:
         self.root, self.frames, self.span, self.size = Path(root), frames, span, size
         self.duration = math.inf if duration is None else duration
-        indexed = [(shard, entry) for shard in _finished(self.root) for entry in _read_index(self.root / shard)]
+        indexed = [(shard, entry) for shard in finished_shards(self.root) for entry in read_index(self.root / shard)]
         if not indexed:
             raise StellaError(f"{self.root} holds no finished shards; fill it with: stella prepare SRC {self.root}")
         self._clips = sorted(indexed, key=lambda clip: (clip[1].source, clip[1].start))
@@ -213,120 +210,6 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
     return b"".join(parts)
 
 
-class ShardWriter:
-    """Appends samples to shards. After a kill it keeps all whole samples and continues after the last.
-
-    Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder. A sample
-    goes into the shard that `turn` named, else into one shard after the other, each of `shard_bytes`. With `of` only
-    shards whose names begin so are known, others may be written at the same time, and only whole shards survive. With
-    `away` finished shards go there, and only their indexes stay.
-    """
-
-    def __init__(self, root: Path, shard_bytes: float = math.inf, of: str = "", away: Away | None = None) -> None:
-        self.root, self.shard_bytes, self.of, self.away = root, shard_bytes, of, away
-        shards = [root / name for name in _finished(root) if name.startswith(of)]
-        for shard in shards:
-            if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
-                _write_index(shard, scan(shard)[0])
-        self.parts = [] if of else sorted(root.glob("shard-*.tar.part"))
-        found = {shard.stem: _read_index(shard, away is None) for shard in shards}
-        found |= {part.name.removesuffix(".tar.part"): scan(part)[0] for part in self.parts}
-        entries = [entry for name in sorted(found) for entry in found[name]]
-        self.ids: dict[str, str] = {}  # the shard of each clip
-        self.twice: set[str] = set()  # shards with clips that another has
-        for name in sorted(found):
-            held = [self.ids.setdefault(entry.id, name) for entry in found[name]]
-            self.twice |= {name for first in held if first != name}
-        self.sources = {entry.source for entry in entries}  # files that they were made of
-        self.odd = Counter(what for entry in entries for what in entry.odd or ())
-        self.next = 1 + max((int(shard.name[6:12]) for shard in shards), default=-1)  # number that no shard has
-        self._name: str | None = None  # of the shard that is written, or begun by the next sample
-        self._file: Appended | None = None
-        self._entries: list[Entry] = []
-
-    @staticmethod
-    def ids_in(root: Path) -> set[str]:
-        """The ids of the clips in finished shards."""
-        return {entry.id for shard in _finished(root) for entry in _read_index(root / shard)}
-
-    def drop(self, name: str) -> None:
-        """Remove a shard; its clips are to be made again."""
-        for ending in ("json", "tar"):  # a shard without an index is whole, an index without a shard is not
-            (self.root / f"{name}.{ending}").unlink(missing_ok=True)
-            if self.away is not None:
-                self.away.remove(f"{name}.{ending}")
-        self.ids = {id: shard for id, shard in self.ids.items() if shard != name}
-
-    def total(self) -> int:
-        """The bytes of all finished shards."""
-        return sum(int(read_json(index)["bytes"]) for index in self.root.glob("shard-*.json"))
-
-    def finished(self, name: str) -> bool:
-        return (self.root / f"{name}.json").exists()
-
-    def unused(self, group: str) -> str:
-        """A name that no finished shard has, for clips of a group whose own shards are finished."""
-        return next(name for n in range(9999, 0, -1) if not self.finished(name := f"{group}-{n:04d}"))
-
-    def turn(self, name: str) -> None:
-        """Put the next samples into this shard; the one before it is finished."""
-        if name != self._name:
-            self.close()
-            self._name = name
-
-    def append(self, sample: bytes) -> None:
-        """Write a `sample`; a full shard is finished."""
-        if self._file is None:
-            self._file = self._open()
-        entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._file.end)
-        if entry.id in self.ids:
-            raise ValueError(f"{entry.id} is in {self.root} already")
-        self._write(self._file, sample)
-        self._entries.append(entry)
-        self.ids[entry.id] = self._part.name.partition(".")[0]
-        self.odd.update(entry.odd or ())
-        if self._file.end >= self.shard_bytes:
-            self.close()
-
-    def close(self) -> None:
-        """Finish the shard that is written."""
-        if self._file is None and self._name is not None and (self.root / f"{self._name}.tar.part").exists():
-            self._file = self._open()  # all of its samples were there already
-        if self._file is not None:
-            if self._entries:
-                self._finish(self._file)
-            else:
-                self._file.close()
-                self._part.unlink()
-        self._file, self._name, self._entries = None, None, []
-
-    def _open(self) -> Appended:
-        if self._name is None:
-            self._name, self.next = f"shard-{self.next:06d}", self.next + 1
-        ending = f"{uuid.uuid4().hex[:8]}.tmp" if self.of else "part"
-        self._part = self.root / f"{self._name}.tar.{ending}"
-        self._entries, end = scan(self._part) if self._part.exists() else ([], 0)
-        return Appended(self._part, end)
-
-    def _write(self, file: Appended, data: bytes) -> None:
-        try:
-            file.append(data)
-        except OSError as error:
-            raise StellaError(
-                f"{self._part} cannot be written ({error.strerror}); free some space and run again"
-            ) from error
-
-    def _finish(self, file: Appended) -> None:
-        self._write(file, END_OF_TAR)
-        file.sync()
-        file.close()
-        shard = self.root / f"{self._name}.tar"
-        self._part.rename(shard)
-        _write_index(shard, self._entries)
-        if self.away is not None:
-            self.away.put_shard(shard.stem)
-
-
 @dataclass(frozen=True)
 class Head:
     """The first file of a sample, with the positions of the others."""
@@ -347,7 +230,7 @@ def read_head(file: BinaryIO, offset: int) -> Head:
         size = tarfile.TarInfo.frombuf(_read(file, offset, tarfile.BLOCKSIZE), "utf-8", "strict").size
         meta = json.loads(_read(file, offset + tarfile.BLOCKSIZE, size))
         meta["sizes"], meta["fps"] = [int(size) for size in meta["sizes"]], float(meta["fps"])
-        _entry(meta, offset)
+        entry_of(meta, offset)
         if len(meta["crc32"]) != len(meta["sizes"]) or len(meta["sizes"]) < 2 or not 0 < meta["fps"] <= 1000:
             raise DamagedSampleError(f"its JSON at byte {offset} describes no clip")
         offsets, end = [], offset
@@ -370,24 +253,24 @@ def scan(path: Path) -> tuple[list[Entry], int]:
                 head.read(file, member)
             if head.end > total:  # the padding of its last file is missing
                 break
-            entries.append(_entry(head.meta, end))
+            entries.append(entry_of(head.meta, end))
             end = head.end
     return entries, end
 
 
-def _finished(root: Path) -> list[str]:
+def finished_shards(root: Path) -> list[str]:
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give one that `stella prepare` filled")
     files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}(-\d{4})?\.(tar|json)", path.name)]
     return sorted({path.with_suffix(".tar").name for path in files})
 
 
-def _write_index(shard: Path, entries: list[Entry]) -> None:
+def write_index(shard: Path, entries: list[Entry]) -> None:
     index = {"bytes": shard.stat().st_size, "clips": [asdict(entry) for entry in entries]}
     write_json(shard.with_suffix(".json"), index)
 
 
-def _read_index(shard: Path, check: bool = True) -> list[Entry]:
+def read_index(shard: Path, check: bool = True) -> list[Entry]:
     """The entries of a shard, after checking that it is there and has its full size, unless it is elsewhere."""
     index = shard.with_suffix(".json")
     remedy = "restore it, or delete both files and run stella prepare again"
@@ -406,7 +289,7 @@ def _read_index(shard: Path, check: bool = True) -> list[Entry]:
     return entries
 
 
-def _entry(meta: dict[str, Any], offset: int) -> Entry:
+def entry_of(meta: dict[str, Any], offset: int) -> Entry:
     times = float(meta["start"]), float(meta["duration"])
     listed = {name: meta.get(name) for name in ("split", "classes", "row", "nth", "odd")}
     return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1], **listed)

@@ -44,7 +44,7 @@ def reproduce(
     Returns the exit code: 128 + signal if a signal stopped it, 1 if a measurement failed.
     """
     recipe, folder = load(name), Path(folder)
-    own, overrides = taken_out(overrides, "initial")
+    own, overrides = taken_out(overrides, "initial") if recipe.initial else ([], list(overrides))
     named, overrides = taken_out(overrides, "downstream")
     elsewhere = downstream_data(named)
     if recipe.initial:

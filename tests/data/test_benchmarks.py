@@ -21,8 +21,9 @@ from stella.data.archives.rows import Row, read_rows
 from stella.data.material import recognise
 from stella.data.prepare import prepare
 from stella.data.scenes.archive import archive
-from stella.data.shards import ShardWriter, sample
+from stella.data.shards import sample
 from stella.data.tasks import Tasks
+from stella.data.writer import ShardWriter
 from stella.errors import StellaError
 
 SPORT, TUNE, OTHER = "motorboat, speedboat acceleration", "playing banjo", "zebra braying"

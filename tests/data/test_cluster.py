@@ -1,5 +1,6 @@
 """Shards made by many machines: byte for byte those of one."""
 
+import json
 import os
 import random
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.archives import reasons, shard_bytes, write_vggsound
+from helpers.archives import PREFIX, pack, reasons, shard_bytes, write_vggsound
 from helpers.in_turn import InTurn
 from helpers.media_files import write_video
 from upath import UPath
@@ -94,6 +95,26 @@ def test_what_one_began_the_other_finishes(
         run(mixed, dst, ray=then)
         assert shard_bytes(dst) == shard_bytes(tmp_path / "one") and reasons(dst) == reasons(tmp_path / "one")
         assert not list(dst.glob("*.part"))
+
+
+def test_an_archive_that_changes_under_way_is_not_made_twice(
+    mixed: Path, tmp_path: Path, videos: list[bytes], in_turn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clips in shards stay, and only what is new in it is made."""
+    dst = tmp_path / "dst"
+
+    def die(self: Plan, group: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(mixed, dst, ray="x")
+    pack(mixed / "vggsound_01.tar.gz", {f"{PREFIX}{id}.mp4": videos[0] for id in ("d_000002", "e_000003", "f_000004")})
+    for ray in ("x", None):
+        assert run(mixed, dst, ray=ray).clips == 10
+        held = [clip["id"] for index in dst.glob("shard-*.json") for clip in json.loads(index.read_text())["clips"]]
+        assert len(held) == len(set(held)) == 10 and "f_000004" in held
 
 
 def test_one_machine_needs_no_ray_and_many_say_what_is_missing(
