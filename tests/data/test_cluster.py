@@ -162,28 +162,28 @@ def folder(root: Path, count: int) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_machine_dies(tmp_path: Path, ray: Any) -> None:
-    """Of two machines the one that works is killed, and another takes its place."""
+    """One of two machines is killed while both work; the other takes over what it did."""
     from ray.cluster_utils import Cluster
 
     src, many = folder(tmp_path / "src", 24), {"csv": (), "shard_clips": 4}
     run(src, tmp_path / "one", **many)
     machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
-        first = machines.add_node(num_cpus=2)
+        first, _ = machines.add_node(num_cpus=1), machines.add_node(num_cpus=1)
         ray.init(address=machines.address, log_to_driver=False)
-        lost: list[float] = []
+        lost: list[int] = []
 
         def kill() -> None:
-            wait_for(lambda: len(list((tmp_path / "many").glob("shard-*.tar"))) >= 2)
+            wait_for(lambda: bool(list((tmp_path / "many").glob("shard-*.tar"))))
+            lost.append(len(list((tmp_path / "many").glob("shard-*.tar"))))
             machines.remove_node(first, allow_graceful=False)
-            lost.append(time.monotonic())
-            machines.add_node(num_cpus=2)
 
         thread = threading.Thread(target=kill)
         thread.start()
         summary = run(src, tmp_path / "many", ray="x", **many)
         thread.join()
-        assert lost and summary.clips == 24 and shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "many")
+        assert lost and lost[0] < 7 and summary.clips == 24
+        assert shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "many")
         assert reasons(tmp_path / "one") == reasons(tmp_path / "many")
     finally:
         ray.shutdown()
