@@ -16,9 +16,27 @@ from pathlib import Path
 from typing import IO, Any
 from weakref import WeakSet
 
-from stella.errors import StellaError
+from stella.errors import StellaError, require
 
 Line = dict[str, Any]
+
+
+def located(place: Path | str) -> Path:
+    """A path, or what behaves like one for an address such as s3://BUCKET/FOLDER (fsspec), to read from."""
+    if "://" not in str(place):
+        return Path(place)
+    try:
+        found: Path = require("upath", "fsspec").UPath(str(place))
+        found.exists()
+    except (ImportError, ValueError) as error:  # of one kind of address
+        raise StellaError(f"{place} cannot be opened ({error}); install what it names") from error
+    except OSError as error:
+        raise StellaError(f"{place} cannot be reached ({error}); check the address and your access to it") from error
+    return found
+
+
+def is_remote(path: Path) -> bool:
+    return not isinstance(path, Path)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

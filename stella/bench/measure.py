@@ -71,6 +71,26 @@ def measure(
     )
 
 
+def clips_per_second(config: RunConfig, steps: int, alone: AbstractContextManager[Any] | None = None) -> float:
+    """The speed of steady training steps, and nothing else of `measure`."""
+    trainer = make_trainer(config)
+    settle_draws(trainer)
+    advance(trainer, WARM_UPS)
+    with alone or nullcontext():
+        return 1e3 * config.stream.batch_size * config.train.accumulate / statistics.median(step_times(trainer, steps))
+
+
+def rates(configs: Mapping[str, RunConfig], steps: int, console: Console) -> dict[str, float]:
+    """Clips a second of each configuration, in a fresh process each; one that fails is reported and left out."""
+    found = {}
+    for name, rate in one_after_the_other(clips_per_second, {name: (c, steps) for name, c in configs.items()}, 1):
+        if isinstance(rate, Exception):
+            say(console, f"{name} could not be measured: {rate}", "yellow")
+        else:
+            found[name] = rate
+    return found
+
+
 def _host_syncs(trainer: Trainer) -> int:
     """How often the host waits for the GPU in one step; 0 on a CPU."""
     if trainer.runtime.device.type != "cuda":

@@ -20,6 +20,11 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Values over the recipe's: train.lr=1e-4 data.clips=400 …"),
 ]
 
+Ray = Annotated[
+    str | None,
+    typer.Option(help="Spread the work over a Ray cluster: its address, auto, or local.", show_default="this process"),
+]
+
 
 def say(line: str, style: str = "") -> None:
     say_on(console, line, style)

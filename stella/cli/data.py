@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stella.cli.common import Overrides, Recipe, say, split
+from stella.cli.common import Overrides, Ray, Recipe, say, split
 from stella.errors import StellaError
 
 Workers = Annotated[
@@ -51,11 +51,14 @@ def look(
 
 def prepare(
     src: Annotated[
-        Path, typer.Argument(help="Folder of videos or archives (.tar, .tar.gz), one archive, or a CAV-MAE .json.")
+        str,
+        typer.Argument(
+            help="Folder of videos or archives (.tar, .tar.gz), one archive, a CAV-MAE .json, or its address (s3://…)."
+        ),
     ],
-    dst: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    dst: Annotated[str, typer.Argument(help="Folder for the shards, or its address (s3://…).")],
     csv: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(help="List of VGGSound or AudioSet: its clips alone, with its classes and splits. Repeatable."),
     ] = None,
     only: Annotated[
@@ -81,10 +84,12 @@ def prepare(
     ] = False,
     workers: Workers = None,
     worker_gb: WorkerGB = 4.0,
+    ray: Ray = None,
 ) -> None:
     """Convert videos to shards that load fast. Run the same command again to resume."""
-    from stella.data.prepare import ODD, rehearse
+    from stella.data.cut import ODD
     from stella.data.prepare import prepare as run
+    from stella.data.prepare import rehearse
 
     if dry_run:
         for line in rehearse(src, dst, labels_csv=labels, csv=csv or [], only=only):
@@ -95,6 +100,7 @@ def prepare(
         "only": only,
         "leave": [what for what, kept in zip(ODD, (still, muted, short), strict=True) if not kept],
         "tell": say,
+        "ray": ray,
         "seconds": seconds,
         "split": split,
         "strict": strict,

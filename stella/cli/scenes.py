@@ -119,6 +119,6 @@ def archive(
 
     from stella.data.scenes.archive import archive as write
 
-    for _ in track(write(like, out, clips, size, seed), f"Rendering {like}", total=2 * (clips + 10), console=console):
+    for _ in track(write(like, out, clips, size, seed), f"Rendering {like}", total=3 * (clips + 10), console=console):
         pass
     say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir())[:5])} …")

@@ -95,7 +95,10 @@ def reproduce(
         str | None, typer.Argument(help="Name or path of a reproduction's recipe.", show_default="list all")
     ] = None,
     values: Overrides = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run, from the recipe's first (0) on.")] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of seeds to run, from the recipe's first (0) on.", show_default="5 or 3"),
+    ] = None,
     seeds_list: Annotated[
         str, typer.Option(help="Seeds to run, separated by commas, instead of --seeds.", show_default="none")
     ] = "",
@@ -120,7 +123,8 @@ def reproduce(
     elif results is not None:
         paper.show(name, results, page, values or [])
     else:
-        first = load(name).first_seed
-        numbers = integers("--seeds-list", seeds_list) or range(first, first + seeds)
+        recipe = load(name)
+        last = recipe.first_seed + (seeds or recipe.seeds)
+        numbers = integers("--seeds-list", seeds_list) or range(recipe.first_seed, last)
         selected = listed(only), listed(orders), values or []
         raise typer.Exit(paper.reproduce(name, numbers, out / Path(name).stem, page, *selected, processes))

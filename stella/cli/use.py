@@ -1,11 +1,12 @@
 """`stella embed` and `localise`: a trained model in use."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stella.cli.common import console, say
+from stella.cli.common import Ray, console, say
 from stella.errors import StellaError
 
 ModelName = Annotated[
@@ -22,23 +23,27 @@ def embed(
     overlap: Overlap = 0.0,
     batch: Annotated[int, typer.Option(min=1, help="Windows that go through a GPU at a time.")] = 32,
     device: DeviceName = None,
+    ray: Ray = None,
 ) -> None:
     """Embed files of any length: a unit vector for the picture and for the sound of each window, with its seconds."""
     from rich.progress import track
 
     from stella.embed import load
-    from stella.embed.vectors import Collected, media_files
+    from stella.embed.cluster import embed_on_ray
+    from stella.embed.vectors import Collected, embed_each, media_files
     from stella.errors import ClipError
 
     collected = Collected(out)
     found, loaded, bad = media_files(files), load(model, device), []
     for note in loaded.notes[1:]:
         say(f"{model}: {note}", "yellow")
-    for file in track(found, "embedding", console=console):
-        try:
-            collected.add(file, *loaded.embed_both(file, overlap=overlap, batch=batch))
-        except ClipError as error:
-            bad.append(error)
+    how = {"overlap": overlap, "batch": batch}
+    both = embed_on_ray(ray, model, found, os.cpu_count() or 1, **how) if ray else embed_each(loaded, found, **how)
+    for file, made in track(both, "embedding", total=len(found), console=console):
+        if isinstance(made, ClipError):
+            bad.append(made)
+        else:
+            collected.add(file, *made)
     for refused in bad:
         say(f"skipped {refused}", "yellow")
     if len(bad) == len(found):

@@ -86,12 +86,13 @@ def write_listed(folder: Path, material: Material) -> None:
 
 def dry_run(material: Material, done: Collection[str] = ()) -> list[str]:
     """What would be found, missing and left out, in sentences. Archives are read to their end, nothing is written."""
-    found, notes = set(), []
-    for each in material.jobs(lambda id: id in done, read=False):
+    found, notes = {job.id for job in material.loose()}, []
+    for each in (each for archive in material.archives for each in material.unpacked(archive, read=False)):
         if isinstance(each, Job):
             found.add(each.id)
         elif each.error is not None:
             notes.append(str(each.error))
+    found -= set(done)
     lines = [f"found: {len(found):,} clips" + (f", {len(done):,} are prepared already" if done else "")]
     if material.listed:
         missing = len(material.kept) - len(found | {row.id for row in material.kept if row.id in done})

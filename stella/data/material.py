@@ -1,9 +1,11 @@
 """What `stella prepare` is given, recognised: videos in folders, archives of videos, CAV-MAE's frames and sounds."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from stella.clip import Labels
 from stella.data.archives.base import read_tree
@@ -11,6 +13,7 @@ from stella.data.archives.rows import Row, chosen, class_in, display_names, read
 from stella.data.archives.tar import ARCHIVE, Archive, Member
 from stella.data.folder import VIDEO_SUFFIXES, read_labels, refuse, walk
 from stella.errors import ClipError, StellaError
+from stella.files import is_remote
 
 STILLS = 10  # pictures of a clip in CAV-MAE's layout, one a second
 
@@ -76,7 +79,7 @@ class Material:
     left_out: dict[int, str] = field(default_factory=dict)  # by row number: why
     lists: list[str] = field(default_factory=list)  # their names
     only: str | None = None
-    _share: float = 0.0
+    given: int = 0  # of the clips in files of their own
 
     @property
     def listed(self) -> bool:
@@ -93,65 +96,44 @@ class Material:
     def share(self) -> float:
         """How much of it has been given out, from 0 to 1."""
         if not self.archives:
-            return self._share
+            return self.given / max(1, len(self.files) + len(self.stills))
         whole = sum(archive.size for archive in self.archives)
         return sum(archive.read for archive in self.archives) / max(1, whole)
 
-    def jobs(
-        self, done: Callable[[str], bool], finished: Collection[str] = (), split: bool = False, read: bool = True
-    ) -> Iterator[Job | End | Unfetched]:
-        """What is not `done`, one by one. Archives that are `finished` are not opened; without `read` jobs have no
-        content."""
-        wanted, taken = Wanted(self.kept) if self.listed else None, set[str]()
+    @cached_property
+    def wanted(self) -> Wanted | None:
+        return Wanted(self.kept) if self.listed else None
 
-        def fresh(job: Job) -> bool:
-            new = job.id not in taken and not done(job.id)
-            taken.add(job.id)
-            return new
+    def name(self, archive: Archive) -> str:
+        return archive.path.relative_to(self.root).as_posix()
 
-        for number, job in enumerate(self._loose(wanted, split)):
-            self._share = number / max(1, len(self.files) + len(self.stills))
-            if fresh(job):
-                yield job
-        for archive in self.archives:
-            name = archive.path.relative_to(self.root).as_posix()
-            archive.finished = name in finished
-            if not archive.finished:
-                yield from self._unpacked(archive, name, wanted, split, read, fresh)
-
-    def _loose(self, wanted: Wanted | None, split: bool) -> Iterator[Job]:
+    def loose(self, split: bool = False) -> Iterator[Job]:
+        """The clips in files of their own, or with `split` the videos."""
         yield from self.stills
         for file in self.files:
-            if wanted is None:
+            if self.wanted is None:
                 yield Job(file, file, None if split else 0.0, self.labels.get(file, Labels()))
                 continue
-            for row, of_video in wanted.find(Path(file).stem):
+            for row, of_video in self.wanted.find(Path(file).stem):
                 yield Job(row.id, file, 0.0, self._labels(row), row, of_video=of_video)
 
-    def _unpacked(
-        self,
-        archive: Archive,
-        name: str,
-        wanted: Wanted | None,
-        split: bool,
-        read: bool,
-        fresh: Callable[[Job], bool],
-    ) -> Iterator[Job | End | Unfetched]:
+    def unpacked(self, archive: Archive, split: bool = False, read: bool = True) -> Iterator[Job | End | Unfetched]:
+        """The clips (with `split` the videos) of an archive, then its end; without `read` they have no content."""
+        name = self.name(archive)
         try:
-            for member in archive.members(lambda stem: read and (wanted is None or bool(wanted.find(stem)))):
-                for job in self._of(member, name, wanted, split):
-                    if fresh(job):
-                        if member.failed:
-                            yield Unfetched(job.id, ClipError(job.file, "not fetched", f"{member.failed}: fetch it"))
-                        else:
-                            yield job
+            for member in archive.members(lambda stem: read and (self.wanted is None or bool(self.wanted.find(stem)))):
+                for job in self._of(member, name, split):
+                    if member.failed:
+                        yield Unfetched(job.id, ClipError(job.file, "not fetched", f"{member.failed}: fetch it"))
+                    else:
+                        yield job
         except ClipError as error:
             yield End(name, error)
         else:
             yield End(name)
 
-    def _of(self, member: Member, archive: str, wanted: Wanted | None, split: bool) -> Iterator[Job]:
-        file = f"{archive}/{member.name}"
+    def _of(self, member: Member, archive: str, split: bool) -> Iterator[Job]:
+        file, wanted = f"{archive}/{member.name}", self.wanted
         if wanted is None:
             yield Job(member.name, file, None if split else 0.0, Labels(), data=member.data)
             return
@@ -195,6 +177,8 @@ def recognise(
     rows = read_rows(lists)
     names = [path.name for path in lists]
     if src.is_file() and src.suffix.lower() == ".json":
+        if is_remote(src):
+            raise StellaError(f"{src} names frames and sounds in files of their own; copy them to a disk first")
         return _cav_mae(src, rows, names, only)
     if src.is_file():
         if not ARCHIVE.fullmatch(src.name):
@@ -216,7 +200,11 @@ def recognise(
 def _folder(src: Path) -> Material:
     if not src.is_dir():
         raise StellaError(f"{src} is not a folder; give the folder that holds the videos")
-    paths = [folder / name for folder, _, names in walk(src, refuse) for name in names]
+    if is_remote(src):
+        there: Any = src
+        paths = [src / name.removeprefix(there.path).lstrip("/") for name in there.fs.find(there.path)]
+    else:
+        paths = [folder / name for folder, _, names in walk(src, refuse) for name in names]
     videos = sorted(path.relative_to(src).as_posix() for path in paths if path.suffix.lower() in VIDEO_SUFFIXES)
     archives = sorted(path for path in paths if ARCHIVE.fullmatch(path.name))
     if not videos and not archives:

@@ -1,4 +1,4 @@
-"""WebDataset tar shards with random access, and the writer that `stella prepare` uses.
+"""WebDataset tar shards with random access. `writer` writes them.
 
 A folder holds `shard-000000.tar` with its index `shard-000000.json`. A sample is KEY.json, KEY.000.jpg … (frames at a
 fixed rate), KEY.flac. The JSON comes first and holds the sizes and checksums of the other files, so that four frames
@@ -12,7 +12,6 @@ import math
 import re
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError, require
-from stella.files import Appended, encoded, read_json, write_json
+from stella.files import encoded, read_json, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 from stella.media.inputs import Inputs
@@ -107,7 +106,7 @@ class Shards:
     ) -> None:
         self.root, self.frames, self.span, self.size = Path(root), frames, span, size
         self.duration = math.inf if duration is None else duration
-        indexed = [(shard, entry) for shard in _finished(self.root) for entry in _read_index(self.root / shard)]
+        indexed = [(shard, entry) for shard in finished_shards(self.root) for entry in read_index(self.root / shard)]
         if not indexed:
             raise StellaError(f"{self.root} holds no finished shards; fill it with: stella prepare SRC {self.root}")
         self._clips = sorted(indexed, key=lambda clip: (clip[1].source, clip[1].start))
@@ -211,71 +210,6 @@ def sample(meta: dict[str, Any], frames: Tensor, waveform: Tensor, fps: float) -
     return b"".join(parts)
 
 
-class ShardWriter:
-    """Appends samples to shards. After a kill it keeps all whole samples and continues after the last.
-
-    Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder.
-    """
-
-    def __init__(self, root: Path, shard_bytes: int) -> None:
-        self.root, self.shard_bytes = root, shard_bytes
-        shards = [root / name for name in _finished(root)]
-        for shard in shards:
-            if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
-                _write_index(shard, scan(shard)[0])
-        indexed = [entry for shard in shards for entry in _read_index(shard)]
-        self._open(1 + max((int(shard.stem[6:]) for shard in shards), default=-1))
-        self.ids = {entry.id for entry in (*indexed, *self._entries)}
-        self.sources = {entry.source for entry in (*indexed, *self._entries)}  # files that they were made of
-        self.odd = Counter(what for entry in (*indexed, *self._entries) for what in entry.odd or ())
-
-    @staticmethod
-    def ids_in(root: Path) -> set[str]:
-        """The ids of the clips in finished shards."""
-        return {entry.id for shard in _finished(root) for entry in _read_index(root / shard)}
-
-    def append(self, sample: bytes) -> None:
-        """Write a `sample`; a full shard is closed."""
-        entry = _entry(read_head(io.BytesIO(sample), 0).meta, self._file.end)
-        if entry.id in self.ids:
-            raise ValueError(f"{entry.id} is in {self.root} already")
-        self._write(sample)
-        self._entries.append(entry)
-        self.ids.add(entry.id)
-        self.odd.update(entry.odd or ())
-        if self._file.end >= self.shard_bytes:
-            self._finish()
-            self._open(self._number + 1)
-
-    def close(self) -> None:
-        if self._entries:
-            self._finish()
-        else:
-            self._file.close()
-            self._part.unlink()
-
-    def _open(self, number: int) -> None:
-        self._number, self._part = number, self.root / f"shard-{number:06d}.tar.part"
-        self._entries, end = scan(self._part) if self._part.exists() else ([], 0)
-        self._file = Appended(self._part, end)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            self._file.append(data)
-        except OSError as error:
-            raise StellaError(
-                f"{self._part} cannot be written ({error.strerror}); free some space and run again"
-            ) from error
-
-    def _finish(self) -> None:
-        self._write(END_OF_TAR)
-        self._file.sync()
-        self._file.close()
-        shard = self._part.with_suffix("")
-        self._part.rename(shard)
-        _write_index(shard, self._entries)
-
-
 @dataclass(frozen=True)
 class Head:
     """The first file of a sample, with the positions of the others."""
@@ -296,7 +230,7 @@ def read_head(file: BinaryIO, offset: int) -> Head:
         size = tarfile.TarInfo.frombuf(_read(file, offset, tarfile.BLOCKSIZE), "utf-8", "strict").size
         meta = json.loads(_read(file, offset + tarfile.BLOCKSIZE, size))
         meta["sizes"], meta["fps"] = [int(size) for size in meta["sizes"]], float(meta["fps"])
-        _entry(meta, offset)
+        entry_of(meta, offset)
         if len(meta["crc32"]) != len(meta["sizes"]) or len(meta["sizes"]) < 2 or not 0 < meta["fps"] <= 1000:
             raise DamagedSampleError(f"its JSON at byte {offset} describes no clip")
         offsets, end = [], offset
@@ -319,31 +253,31 @@ def scan(path: Path) -> tuple[list[Entry], int]:
                 head.read(file, member)
             if head.end > total:  # the padding of its last file is missing
                 break
-            entries.append(_entry(head.meta, end))
+            entries.append(entry_of(head.meta, end))
             end = head.end
     return entries, end
 
 
-def _finished(root: Path) -> list[str]:
+def finished_shards(root: Path) -> list[str]:
     if not root.is_dir():
         raise StellaError(f"{root} is not a folder; give one that `stella prepare` filled")
-    files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}\.(tar|json)", path.name)]
+    files = [path for path in root.iterdir() if re.fullmatch(r"shard-\d{6}(-\d{4})?\.(tar|json)", path.name)]
     return sorted({path.with_suffix(".tar").name for path in files})
 
 
-def _write_index(shard: Path, entries: list[Entry]) -> None:
+def write_index(shard: Path, entries: list[Entry]) -> None:
     index = {"bytes": shard.stat().st_size, "clips": [asdict(entry) for entry in entries]}
     write_json(shard.with_suffix(".json"), index)
 
 
-def _read_index(shard: Path) -> list[Entry]:
-    """The entries of a shard, after checking that it is there and has its full size."""
+def read_index(shard: Path, check: bool = True) -> list[Entry]:
+    """The entries of a shard, after checking that it is there and has its full size, unless it is elsewhere."""
     index = shard.with_suffix(".json")
     remedy = "restore it, or delete both files and run stella prepare again"
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
         entries = [Entry(**clip) for clip in content["clips"]]
-        size = shard.stat().st_size
+        size = shard.stat().st_size if check else content["bytes"]
     except FileNotFoundError as error:
         lost = Path(error.filename)
         other = shard if lost == index else index
@@ -355,7 +289,7 @@ def _read_index(shard: Path) -> list[Entry]:
     return entries
 
 
-def _entry(meta: dict[str, Any], offset: int) -> Entry:
+def entry_of(meta: dict[str, Any], offset: int) -> Entry:
     times = float(meta["start"]), float(meta["duration"])
     listed = {name: meta.get(name) for name in ("split", "classes", "row", "nth", "odd")}
     return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1], **listed)

@@ -31,8 +31,11 @@ class Skipped:
         """List a clip unless it is listed already; `more` are further fields of its record."""
         if id in self.records:
             return
-        record = {"id": id, "path": error.path, "reason": error.reason, "remedy": error.remedy, **more}
-        self.records[id] = record
+        self.keep({"id": id, "path": error.path, "reason": error.reason, "remedy": error.remedy, **more})
+
+    def keep(self, record: Line) -> None:
+        """List a clip by its record."""
+        self.records[record["id"]] = record
         if self.path:
             self._lines = self._lines or Lines(self.path)
             self._lines.write(record)

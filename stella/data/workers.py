@@ -293,7 +293,7 @@ def _trim() -> None:
 
 def _die_with_parent() -> None:
     """End with the parent even while a task hangs. (A fork server ends with the process that started it.)"""
-    parent = os.getppid()
-    while os.getppid() == parent:
+    parent, maker = os.getppid(), multiprocessing.parent_process()
+    while os.getppid() == parent and (maker is None or maker.is_alive()):  # it may have died before this line
         time.sleep(0.2)
     os._exit(1)

@@ -1,7 +1,7 @@
 """The vectors of many files in one file, for other programs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
 from stella.embed.model import Embeddings, Model
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 from stella.files import whole
 from stella.media.windows import KINDS
 
@@ -21,6 +21,18 @@ def media_files(given: Sequence[Path]) -> list[Path]:
     suffixes = (*VIDEO_SUFFIXES, *AUDIO_SUFFIXES)
     found = [[path / name for name in find_videos(path, suffixes)] if path.is_dir() else [path] for path in given]
     return list(dict.fromkeys(file for files in found for file in files))
+
+
+Both = tuple[Embeddings | None, Embeddings | None]
+
+
+def embed_each(model: Model, files: Sequence[Path], **how: Any) -> Iterator[tuple[Path, Both | ClipError]]:
+    """The embeddings of each file's picture and sound, or why there are none; `how` is of `Model.embed_both`."""
+    for file in files:
+        try:
+            yield file, model.embed_both(file, **how)
+        except ClipError as error:
+            yield file, error
 
 
 class Collected:

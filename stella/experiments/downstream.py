@@ -4,6 +4,7 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +19,7 @@ from stella.experiments.paper import format_figure
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import to_csv
 from stella.experiments.tables import Sheet, markdown, terminal
-from stella.files import write_text
+from stella.files import Line, write_text
 from stella.runs.config import RunConfig
 from stella.runs.folder import RunFolder
 from stella.runs.progress import say
@@ -41,18 +42,22 @@ def transfer_all(
     folder: Path,
     console: Console,
     processes: int = 1,
+    elsewhere: Mapping[str, Line] | None = None,
 ) -> int:
     """Test the weights of every run on every downstream task in `folder/KEY/seed-N/TASK`; returns the exit code.
 
-    A finished test is skipped. The results are in `folder/downstream.csv`, with the table beside it.
+    The recipe's tasks are on the data of the runs, those of `elsewhere` on data of their own. A finished test is
+    skipped. The results are in `folder/downstream.csv`, with the table beside it.
     """
     jobs: list[Job] = []
+    recipe = replace(recipe, transfer=tuple(dict.fromkeys([*recipe.transfer, *(elsewhere or {})])))
     for seed in seeds:
         for key, config in configs.items():
             run = folder / key / f"seed-{seed}"
             data = {name: value for name, value in to_tree(config.data).items() if name in IDENTITY}
             values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}"]
-            jobs += [(key, transfer_config(task, data, values), run / task) for task in recipe.transfer]
+            on = dict.fromkeys(recipe.transfer, data) | dict(elsewhere or {})
+            jobs += [(key, transfer_config(task, given, values), run / task) for task, given in on.items()]
     missing = [job for job in jobs if RunFolder(job[2]).end is None]
     say(console, f"{len(jobs) - len(missing)} of {len(jobs)} downstream tests are finished already", "dim")
     exit_code = _do(missing, console, processes)

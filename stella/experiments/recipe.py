@@ -2,7 +2,7 @@
 
 A recipe that is shipped (`recipes/`) is known by its name, any other by its path. `like = "other"` inherits the
 other's run configuration; the recipe's own keys are merged over it. The keys of a reproduction (title, cost, variants,
-orders, dataset, speed, first_seed) are not inherited.
+orders, dataset, speed, seeds, initial …) are not inherited.
 """
 
 import difflib
@@ -64,6 +64,8 @@ class Recipe:
     first_seed: int = 0  # seeds are first_seed, first_seed + 1, …; development has others than tables
     columns: tuple[str, ...] = ()  # further columns of results.csv to print
     attention: bool = False  # draw where the sound is found after each task, and measure it
+    seeds: int = 5  # that are run unless the command says otherwise
+    initial: tuple[str, ...] = ()  # recipes of the runs that make the initial weights if none are given
     transfer: tuple[str, ...] = ()  # downstream tasks that the weights of every run are tested on
 
     @property

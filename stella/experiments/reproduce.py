@@ -17,6 +17,7 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
+from stella.experiments.initial import downstream_data, has_weights, make_initial, sized, stages, taken_out, tell_cost
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -43,6 +44,15 @@ def reproduce(
     Returns the exit code: 128 + signal if a signal stopped it, 1 if a measurement failed.
     """
     recipe, folder = load(name), Path(folder)
+    own, overrides = taken_out(overrides, "initial") if recipe.initial else ([], list(overrides))
+    named, overrides = taken_out(overrides, "downstream")
+    elsewhere = downstream_data(named)
+    if recipe.initial:
+        first = {} if has_weights(overrides) else stages(recipe, own, overrides, folder / "initial")
+        tell_cost(sized(first) | runs(name, overrides, only, orders), len(seeds), folder, console)
+        if exit_code := make_initial(first, console):
+            return exit_code
+        overrides = [*overrides, *(f"model.weights={run}" for run in list(first)[-1:])]
     for sentence in recipe.shadowed(overrides, only):
         say(console, sentence, "yellow")
     configs = runs(name, overrides, only, orders)
@@ -52,8 +62,10 @@ def reproduce(
             return exit_code
         if recipe.attention:
             fading(recipe, configs, seeds, folder, console)
-        if recipe.transfer:
-            return transfer_all(recipe, configs, seeds, folder, console, processes)
+        if recipe.transfer or elsewhere:
+            exit_code = transfer_all(recipe, configs, seeds, folder, console, processes, elsewhere)
+            if exit_code or recipe.transfer:
+                return exit_code
     else:
         if machine(next(iter(configs.values())).train).device.type != "cpu":
             configs = runs(name, [*recipe.speed.gpu, *overrides], only, orders)

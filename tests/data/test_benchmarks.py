@@ -21,8 +21,9 @@ from stella.data.archives.rows import Row, read_rows
 from stella.data.material import recognise
 from stella.data.prepare import prepare
 from stella.data.scenes.archive import archive
-from stella.data.shards import ShardWriter, sample
+from stella.data.shards import sample
 from stella.data.tasks import Tasks
+from stella.data.writer import ShardWriter
 from stella.errors import StellaError
 
 SPORT, TUNE, OTHER = "motorboat, speedboat acceleration", "playing banjo", "zebra braying"
@@ -162,7 +163,7 @@ def test_a_miniature_becomes_shards_and_tasks(
     like: str, lists: list[str], source: Any, tasks: tuple[str, str], tmp_path: Path
 ) -> None:
     have, dst = tmp_path / "have", tmp_path / "dst"
-    assert len(list(archive(like, have, clips=5))) == 30
+    assert len(list(archive(like, have, clips=5))) == (30 if like == "audioset" else 45)
     only = source.benchmark
     summary = prepare(have, dst, csv=[have / name for name in lists], only=only, seconds=2.56, size=96, progress=False)
     used, out = summary.clips, sum(summary.left_out.values())

@@ -1,11 +1,10 @@
 """From what people have on their disks to shards: archives, lists and names as they are, with their dirt."""
 
-import io
 import json
 import os
 import random
 import signal
-import tarfile
+import socket
 import time
 import traceback
 from collections import Counter
@@ -14,21 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.archives import PREFIX, SPORT, TUNE, pack, reasons, shard_bytes, write_vggsound
 from helpers.media_files import level_frame, tone, write, write_video
 from PIL import Image
 from typer.testing import CliRunner
+from upath import UPath
 
 from stella.cli import app
 from stella.data import prepare
 from stella.data import workers as pool
 from stella.data.archives.rows import Row, chosen, class_in, read_rows, tasks_of
 from stella.data.material import Wanted, recognise
+from stella.data.plan import Plan
 from stella.data.shards import Shards
 from stella.errors import StellaError
 
 SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False, "workers": 2}
-PREFIX = "scratch/shared/beegfs/hchen/train_data/VGGSound_final/video/"
-SPORT, TUNE = "motorboat, speedboat acceleration", "playing banjo"
 
 
 @pytest.fixture(autouse=True)
@@ -40,29 +40,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     root = tmp_path_factory.mktemp("videos")
     return [write_video(root / f"{n}.mp4", seed=n).read_bytes() for n in range(4)]
-
-
-def pack(path: Path, members: dict[str, bytes], cut: int | None = None) -> Path:
-    """An archive; `cut` takes so many bytes off its end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    if cut:
-        path.write_bytes(path.read_bytes()[:-cut])
-    return path
-
-
-def reasons(dst: Path) -> dict[str, str]:
-    lines = [json.loads(line) for line in (dst / "skipped.jsonl").read_text().splitlines()]
-    assert len({line["id"] for line in lines}) == len(lines)
-    return {line["id"]: line["reason"] for line in lines}
-
-
-def shard_bytes(dst: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(dst.glob("shard-*"))}
 
 
 # ---- lists
@@ -144,27 +121,10 @@ def test_a_clip_is_found_under_all_four_names(name: str) -> None:
 
 @pytest.fixture
 def vggsound(tmp_path: Path, videos: list[bytes]) -> Path:
-    """Two archives, one of them cut off; a clip in both, one twice in the list, one missing, one of no task."""
-    root = tmp_path / "have"
-    good = {f"{PREFIX}{id}.mp4": videos[n % 4] for n, id in enumerate(("a_000005", "b_000000", "c_000010", "z_000001"))}
-    good |= {"../../outside_000007.mp4": videos[1], f"{PREFIX}broken_000001.mp4": b"hello", f"{PREFIX}notes.txt": b"x"}
-    pack(root / "vggsound_00.tar.gz", good)
-    more = {f"{PREFIX}{id}.mp4": videos[n % 4] for n, id in enumerate(("a_000005", "d_000002", "e_000003"))}
-    noise = np.random.default_rng(0).bytes(300_000)  # the cut falls into it
-    pack(root / "vggsound_01.tar.gz", more | {f"{PREFIX}f_000004.mp4": noise}, cut=100_000)
-    listed = [
-        ("a", 5, SPORT, "train"),
-        ("b", 0, TUNE, "test"),
-        ("c", 10, TUNE, "train"),
-        ("z", 1, "zebra braying", "train"),
-    ]
-    listed += [("a", 5, SPORT, "train"), ("outside", 7, TUNE, "train"), ("broken", 1, TUNE, "train")]
-    listed += [("d", 2, SPORT, "train"), ("e", 3, SPORT, "test"), ("f", 4, SPORT, "train"), ("gone", 0, SPORT, "train")]
-    (tmp_path / "vggsound.csv").write_text("".join(f'{v},{s},"{c}",{w}\n' for v, s, c, w in listed))
-    return root
+    return write_vggsound(tmp_path, videos)
 
 
-def run(src: Path, dst: Path, **more: Any) -> prepare.Summary:
+def run(src: Path | str, dst: Path | str, **more: Any) -> prepare.Summary:
     return prepare.prepare(src, dst, **(SMALL | more))
 
 
@@ -216,7 +176,7 @@ def test_a_second_run_opens_no_archive(vggsound: Path, tmp_path: Path, videos: l
 
 
 def test_killed_at_any_moment_the_bytes_are_those_of_an_undisturbed_run(vggsound: Path, tmp_path: Path) -> None:
-    whole, dst, more = tmp_path / "whole", tmp_path / "dst", {"csv": [tmp_path / "vggsound.csv"], "shard_bytes": 60_000}
+    whole, dst, more = tmp_path / "whole", tmp_path / "dst", {"csv": [tmp_path / "vggsound.csv"], "shard_clips": 2}
     began = time.monotonic()
     run(vggsound, whole, **more)
     seconds, seed = time.monotonic() - began, random.randrange(1 << 30)
@@ -242,8 +202,8 @@ def test_a_rehearsal_tells_and_writes_nothing(vggsound: Path, tmp_path: Path) ->
     done = CliRunner().invoke(app, ["prepare", str(vggsound), str(tmp_path / "dst"), *lists, "--dry-run"])
     assert done.exit_code == 0 and not (tmp_path / "dst").exists()
     text = " ".join(done.output.split())
-    # the broken one is there; the name of the one that is cut off can be read
-    assert "found: 8 clips" in text and "missing: 1 of 9 wanted clips" in text
+    # the broken one is there, the one that is cut off is not
+    assert "found: 7 clips" in text and "missing: 2 of 9 wanted clips" in text
     assert "1 class of no task" in text and "damaged archive" in text
 
 
@@ -347,3 +307,59 @@ def test_wrong_use_is_told(tmp_path: Path, videos: list[bytes]) -> None:
     ):
         with pytest.raises(StellaError, match=says):
             run(src, tmp_path / "dst", **more)
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_archives_and_files_behind_an_address(
+    protocol: str, vggsound: Path, tmp_path: Path, videos: list[bytes]
+) -> None:
+    (vggsound / "sub").mkdir()
+    (vggsound / "sub" / "gone_000000.mp4").write_bytes(videos[2])
+    there = UPath(f"{protocol}://{tmp_path}/there")
+    for file in (*vggsound.rglob("*.*"), tmp_path / "vggsound.csv"):
+        copy = there / file.relative_to(tmp_path).as_posix()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    here = run(vggsound, tmp_path / "here", csv=[tmp_path / "vggsound.csv"])
+    far = run(f"{there}/have", tmp_path / "far", csv=[f"{there}/vggsound.csv"])
+    assert shard_bytes(tmp_path / "here") == shard_bytes(tmp_path / "far") and here.clips == far.clips == 8
+    assert reasons(tmp_path / "here") == reasons(tmp_path / "far")
+    assert run(f"{there}/have", tmp_path / "far", csv=[f"{there}/vggsound.csv"]).added == 0
+    with pytest.raises(StellaError, match="cannot be opened"):
+        run("nothing://x", tmp_path / "new")
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_shards_behind_an_address(
+    protocol: str, vggsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more: dict[str, Any] = {"csv": [tmp_path / "vggsound.csv"], "shard_clips": 2}
+    here, there = run(vggsound, tmp_path / "here", **more), UPath(f"{protocol}://{tmp_path}/there")
+    finish = Plan.finish
+
+    def die(self: Plan, group: Any) -> None:
+        if group.number == 0:
+            raise KeyboardInterrupt
+        finish(self, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            run(vggsound, str(there), **more)
+    begun = {path.name for path in there.iterdir()}
+    assert "shard-000000-0000.tar" in begun and ".lock" not in begun
+    far = run(vggsound, str(there), **more)
+    assert 0 < far.added < far.clips == here.clips and far.bytes == here.bytes and far.skipped == here.skipped
+    stored = {path.name: path.read_bytes() for path in there.iterdir()}
+    assert {name: data for name, data in stored.items() if name.startswith("shard-")} == shard_bytes(tmp_path / "here")
+    assert stored.keys() - shard_bytes(tmp_path / "here").keys() == {
+        *("prepare.json", "plan.jsonl", "skipped.jsonl", "listed.json")
+    }
+    (there / ".lock").write_text(json.dumps({"who": "elsewhere:1:1", "at": time.time()}))
+    with pytest.raises(StellaError, match="is in use by elsewhere:1:1; wait for it"):
+        run(vggsound, str(there), **more)
+    (there / ".lock").write_text(json.dumps({"who": f"{socket.gethostname()}:999999999:1", "at": time.time()}))
+    assert run(vggsound, str(there), **more).added == 0

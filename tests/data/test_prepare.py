@@ -18,7 +18,7 @@ from helpers.media_files import write_video
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.data import prepare
+from stella.data import cut, prepare
 from stella.data import workers as pool
 from stella.data.folder import Folder
 from stella.data.shards import Shards, scan
@@ -78,7 +78,7 @@ def listed(dst: Path) -> dict[str, str]:
 
 def slow_read(log: Path, seconds: float) -> Any:
     """The real `read_cut`, slower and noting each call in a file that all processes append to."""
-    real = prepare.read_cut
+    real = cut.read_cut
 
     def read(path: Path, *args: Any, **more: Any) -> Any:
         with log.open("a") as file:
@@ -90,7 +90,7 @@ def slow_read(log: Path, seconds: float) -> Any:
 
 
 def test_videos_become_clips_like_those_read_directly(videos: Path, tmp_path: Path) -> None:
-    summary = run(videos, tmp_path, shard_bytes=300_000)
+    summary = run(videos, tmp_path, shard_clips=8)
     assert (summary.clips, summary.added, sum(summary.skipped.values())) == (24, 24, 3)
     assert summary.skipped["no audio track"] == 1
     shards = list(tmp_path.glob("*.tar"))
@@ -114,7 +114,7 @@ def test_a_second_run_does_nothing_and_new_files_are_added(tmp_path: Path, monke
         write_video(src / f"{number}.mp4", seed=number)
     (src / "bad.mp4").write_text("hello")
     run(src, dst)
-    monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0))
+    monkeypatch.setattr(cut, "read_cut", slow_read(log, 0))
     again = run(src, dst)
     assert (again.clips, again.added, again.skipped) == (3, 0, {"not a media file": 1}) and not log.exists()
     write_video(src / "3.mp4")
@@ -152,11 +152,11 @@ def test_long_videos_are_split_into_consecutive_clips(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("duration", "clips"), [(10.24, 1), (20.48, 2), (21.0, 2), (22.0, 3), (0.3, 1)])
 def test_clips_cover_a_video_and_short_tails_are_left_out(duration: float, clips: int) -> None:
-    assert prepare._starts(duration, 10.24) == [0.0, 10.24, 20.48][:clips]
+    assert cut.starts(duration, 10.24) == [0.0, 10.24, 20.48][:clips]
 
 
 def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path: Path, monkeypatch) -> None:
-    real = prepare.read_cut
+    real = cut.read_cut
 
     def read(path: Path, *args: Any, **more: Any) -> Any:
         if path.name == "03.mp4":
@@ -169,28 +169,28 @@ def test_clips_that_hang_or_kill_their_worker_are_skipped(videos: Path, tmp_path
             os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short: tried again
         return real(path, *args, **more)
 
-    monkeypatch.setattr(prepare, "read_cut", read)
+    monkeypatch.setattr(cut, "read_cut", read)
     dst = tmp_path / "dst"
     summary = run(videos, dst, time_limit=0.7)
     reasons = listed(dst)
     assert summary.clips == 22
     assert reasons["a/03.mp4"] == "time limit" and reasons["c/05.mp4"] == "worker died (-11)"
     assert "b/07.mp4" in ids(dst)
-    monkeypatch.setattr(prepare, "read_cut", slow_read(tmp_path / "log", 0))
+    monkeypatch.setattr(cut, "read_cut", slow_read(tmp_path / "log", 0))
     assert run(videos, dst).added == 0  # and not tried for ever
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path: Path, monkeypatch) -> None:
     """Killed with SIGKILL again and again: nothing is lost, doubled, or done again once it was on disk."""
     whole, dst, log = tmp_path / "whole", tmp_path / "dst", tmp_path / "log"
-    run(videos, whole, shard_bytes=200_000)
-    monkeypatch.setattr(prepare, "read_cut", slow_read(log, 0.05))
+    run(videos, whole, shard_clips=5)
+    monkeypatch.setattr(cut, "read_cut", slow_read(log, 0.05))
     chance = random.Random(0)
     kills = 0
     while kills < 12:
         on_disk = stored(dst)
         log.write_text("")
-        child = forked_run(videos, dst, shard_bytes=200_000)
+        child = forked_run(videos, dst, shard_clips=5)
         time.sleep(chance.uniform(0.0, 0.25))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -203,14 +203,14 @@ def test_killed_at_any_moment_it_ends_with_the_same_clips(videos: Path, tmp_path
     assert kills >= 8
     monkeypatch.undo()
     monkeypatch.setattr(pool, "START_METHOD", "fork")
-    run(videos, dst, shard_bytes=200_000)
+    run(videos, dst, shard_clips=5)
     assert Counter(ids(dst)) == Counter(ids(whole)) and len(ids(dst)) == 24
     assert listed(dst) == listed(whole)
     ours, theirs = Shards(dst), Shards(whole)
     for i in range(24):
         assert ours[i].id == theirs[i].id and torch.equal(ours[i].video, theirs[i].video)
     others = {path.name for path in dst.iterdir() if not path.name.startswith("shard-")}
-    assert others == {"skipped.jsonl", "prepare.json", ".lock"} and not list(dst.glob("*.part"))
+    assert others == {"skipped.jsonl", "prepare.json", "plan.jsonl", ".lock"} and not list(dst.glob("*.part"))
 
 
 def stored(dst: Path) -> set[str]:
@@ -226,7 +226,7 @@ def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, mo
             file.write(f"{os.getpid()}\n")
         time.sleep(1000)
 
-    monkeypatch.setattr(prepare, "read_cut", read)
+    monkeypatch.setattr(cut, "read_cut", read)
     child = forked_run(videos, tmp_path / "dst")
     wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     os.kill(child, signal.SIGKILL)
@@ -301,7 +301,7 @@ def test_the_length_is_what_can_be_read_not_what_a_header_claims(tmp_path: Path)
 
 def test_one_video_gives_at_most_so_many_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_video(tmp_path / "src" / "long.mp4", 4.0)
-    monkeypatch.setattr(prepare, "MOST_CLIPS", 3)
+    monkeypatch.setattr(cut, "MOST_CLIPS", 3)
     assert run(tmp_path / "src", tmp_path / "dst", split=True).skipped == {"too many clips": 1}
 
 

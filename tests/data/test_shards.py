@@ -10,10 +10,11 @@ import torch
 from helpers.disk import small_disk
 
 from stella.clip import Labels, Source
-from stella.data.shards import END_OF_TAR, Shards, ShardWriter, scan
+from stella.data.shards import END_OF_TAR, Shards, scan
 from stella.data.shards import sample as encode_sample
 from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig, evaluation_batches
+from stella.data.writer import ShardWriter
 from stella.errors import ClipError, StellaError
 from stella.media.codecs import encode_flac, encode_jpegs
 

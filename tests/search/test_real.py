@@ -12,7 +12,8 @@ from helpers.media_files import CLIPS, level_frame, tone, write
 import stella
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
-from stella.data.shards import ShardWriter, sample
+from stella.data.shards import sample
+from stella.data.writer import ShardWriter
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode, decode_track, read_cut
 

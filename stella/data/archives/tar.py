@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from stella.data.folder import VIDEO_SUFFIXES
 from stella.errors import ClipError
 
-ARCHIVE = re.compile(r"(?!shard-\d{6}\.).+\.(tar|tar\.gz|tgz)")  # our own shards are none
+ARCHIVE = re.compile(r"(?!shard-\d{6}[.-]).+\.(tar|tar\.gz|tgz)")  # our own shards are none
 VIDEO2DATASET = re.compile(r"\d+\.tar")
 BUFFER = 1 << 20
 MOST_BYTES = 1 << 30  # of one member
@@ -88,13 +88,19 @@ class Archive:
                 gz = not self.path.name.endswith(".tar")
                 stream: Any = _ToTheEnd(gzip.GzipFile(fileobj=self._raw)) if gz else self._raw
                 tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER))
+                passed: list[str] = []  # the member before, if it was not read: the next one shows that it is whole
                 while (member := tar.next()) is not None:
+                    yield from ((name, None) for name in passed)
+                    passed.clear()
                     tar.members.clear()  # type: ignore[attr-defined]  # it would list them all
                     name = PurePosixPath(member.name).name
                     if member.isfile() and (_is_video(name) or name.endswith(".json")):
-                        take = self.video2dataset or wanted(PurePosixPath(name).stem)
-                        yield name, self._content(tar, member) if take else None
+                        if self.video2dataset or wanted(PurePosixPath(name).stem):
+                            yield name, self._content(tar, member)
+                        else:
+                            passed.append(name)
                 self._check_end(tar)
+                yield from ((name, None) for name in passed)
             except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
                 what = " ".join(str(error).split())[:120]
                 raise ClipError(self.path, "damaged archive", f"{what}: fetch it again for the rest of it") from error
