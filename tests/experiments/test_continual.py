@@ -88,7 +88,7 @@ def test_from_archives_to_the_table_as_the_documentation_says(tmp_path: Path, mo
     run = read_run(out / "shuffled" / "stella" / "seed-0")
     assert run.config["stream"]["batch_size"] == 36
     assert run.config["model"]["weights"] == str(out / "initial" / "matching")
-    assert any("continual-vs: 16 training clips of 20 listed are here" in note for note in run.notes)
+    assert any("continual-vs: 16 training clips of 21 listed are here" in note for note in run.notes)
     before = {path: path.read_bytes() for path in out.rglob("model.safetensors")}
     assert len(before) == 6
     values = [value for value in commands[-1] if "=" in value]
