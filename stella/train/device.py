@@ -15,6 +15,7 @@ from torch import Tensor
 from stella.errors import ConfigError
 from stella.fast.activations import Activations
 from stella.fast.parts import missing, seconds_compiling
+from stella.train.distributed import own_gpu
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
@@ -57,7 +58,7 @@ def runtime(
             raise ConfigError(f"train.device={device} but no GPU is available; set train.device=auto")
         if chosen.index and chosen.index >= (count := torch.cuda.device_count()):
             raise ConfigError(f"train.device={device} but the last GPU is cuda:{count - 1}; set one that exists")
-        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+        index = own_gpu() if chosen.index is None else chosen.index
         chosen = torch.device("cuda", index)  # with an index, as tensors have it
     if chosen.type == "cpu" and precision == "bfloat16":
         raise ConfigError("train.precision=bfloat16 needs a GPU; set train.precision=auto")

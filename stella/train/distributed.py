@@ -67,10 +67,10 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"train.device={device} is one GPU for all processes; set train.device=auto")
     on_gpu, limit = torch.cuda.is_available() and device != "cpu", timedelta(minutes=minutes)
-    if on_gpu and (rank := int(os.environ["LOCAL_RANK"])) >= (count := torch.cuda.device_count()):
+    if on_gpu and own_gpu() >= (count := torch.cuda.device_count()):
         raise ConfigError(f"there are more processes than GPUs here; set --nproc-per-node {count} or train.device=cpu")
     if on_gpu:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(own_gpu())
     shared, number, size = next(rendezvous("env://", timeout=limit))
     store = PrefixStore(_attempt(shared, number, size, 60 * minutes), shared)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
@@ -130,6 +130,11 @@ def _tell_once(store: Any) -> None:
     with suppress(Exception):  # the store may be gone with the process that kept it
         if store.add(FAILED, 1) > 1:
             raise Elsewhere(2) from None
+
+
+def own_gpu() -> int:
+    """The number of this process's GPU on its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
 def restarts() -> int:

@@ -101,7 +101,7 @@ def test_torchrun_brings_a_run_back_after_each_of_twenty_kills(tmp_path: Path) -
     for moment in range(20):
         folder = tmp_path / f"killed-{moment}"
         process = torchrun(folder)
-        signalled(folder, draw.randrange(2), draw.uniform(0, 3 * sum(times)), signal.SIGKILL)
+        signalled(folder, draw.randrange(2), draw.uniform(0, 0.7 * sum(times)), signal.SIGKILL)
         ended(process)
         assert same(outcome(folder), expected), moment
         restarted += any(line.get("restarts") for line in read_lines(folder / "speed.jsonl"))
