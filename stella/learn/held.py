@@ -42,9 +42,12 @@ class HeldClip:
 
 
 def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
-    """The clips set aside by these rounds (from the first) that are kept: at most this many, oldest round first."""
-    every = [HeldClip(number, item) for number, plan in enumerate(plans, 1) for item in plan.held]
-    chosen = sorted(every, key=lambda each: seed_for("kept", each.item.id))[:most]
+    """The clips set aside by these rounds (from the first) that are kept: at most this many, oldest round first.
+
+    A clip that could not be used, and came again, belongs to its last round.
+    """
+    every = {item.id: HeldClip(number, item) for number, plan in enumerate(plans, 1) for item in plan.held}
+    chosen = sorted(every.values(), key=lambda each: seed_for("kept", each.item.id))[:most]
     return sorted(chosen, key=lambda each: (each.round, each.key))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, write_json, write_text
-from stella.learn.items import Item, Seen
+from stella.learn.items import LOST, Item, Seen
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
@@ -211,13 +212,16 @@ class Home:
         return seen
 
     def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:
-        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet."""
-        items, bad = [*plan.train, *plan.held], []
-        if first is not None and folder.skipped.exists():
-            records = Skipped(folder.skipped).records
-            bad = [item for number, item in enumerate(plan.train, first) if number in records]
-            bad += [item for item in plan.held if item.id in records]
-        seen.add(items, bad)
+        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet.
+
+        A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
+        """
+        skips = Skipped(folder.skipped).records if first is not None and folder.skipped.exists() else {}
+        named: list[tuple[Item, str | int]] = [*zip(plan.train, count(first or 0), strict=False)]
+        named += [(item, item.id) for item in plan.held]
+        bad = {item: skips[name]["reason"] for item, name in named if name in skips}
+        known = [item for item, _ in named if bad.get(item) not in LOST]
+        seen.add(known, [item for item in known if item in bad])
 
     # ---- what is in use
 
