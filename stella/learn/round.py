@@ -6,7 +6,6 @@ tasks ends. Everything that a kill interrupts is repeated with the same outcome:
 before anything else, and the state in use changes last.
 """
 
-import io
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,8 @@ from stella.clip import Clip, Source
 from stella.config import to_tree
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
+from stella.embed.model import fingerprint
+from stella.embed.translate import Measured
 from stella.errors import StellaError
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import evaluate_matching, some_of
@@ -195,7 +196,7 @@ class Learner:
         if not path.exists():
             last = self.home.round(self.home.current).embeddings
             known = _read(last) if self.home.current and last.exists() else {}
-            _write(path, held.keys, self._embed(trainer, held, known))
+            _write(path, held.keys, self._embed(trainer, held, known), "")
         return _aligned(_read(path), held.keys)
 
     def _embed(self, trainer: Trainer, held: HeldOut, known: dict[str, tuple[Tensor, Tensor]]) -> Embeddings:
@@ -256,7 +257,7 @@ class Learner:
 
     def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Embeddings) -> Line:
         after = self._embed(trainer, held, {})
-        _write(folder.embeddings, held.keys, after)
+        _write(folder.embeddings, held.keys, after, fingerprint(trainer.method.eval_model, self.home.inputs))
         both = [i for i in before.ids.tolist() if i in set(after.ids.tolist())]
         old, new = (_only(each, both) for each in (before, after))
         last = self.home.round(self.home.current).ended if self.home.current else None
@@ -337,16 +338,14 @@ def told(record: Line) -> str:
     return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"
 
 
-def _write(path: Path, keys: Sequence[str], embeddings: Embeddings) -> None:
-    buffer = io.BytesIO()
+def _write(path: Path, keys: Sequence[str], embeddings: Embeddings, state: str) -> None:
     named = [keys[i] for i in embeddings.ids.tolist()]
-    torch.save({"keys": named, "a": embeddings.a.cpu(), "v": embeddings.v.cpu()}, buffer)
-    write_bytes(path, buffer.getvalue())
+    Measured(state, named, embeddings.a.cpu(), embeddings.v.cpu()).write(path)
 
 
 def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    tree = torch.load(path, map_location="cpu", weights_only=True)
-    return {key: (a, v) for key, a, v in zip(tree["keys"], tree["a"], tree["v"], strict=True)}
+    found = Measured.read(path)
+    return {key: (a, v) for key, a, v in zip(found.keys, found.a, found.v, strict=True)}
 
 
 def _only(embeddings: Embeddings, ids: Sequence[int]) -> Embeddings:
