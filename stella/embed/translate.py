@@ -64,21 +64,26 @@ def is_learner(name: Path | str) -> bool:
     return (Path(name) / "home.json").is_file()
 
 
-def translation(home: Path | str, new: str, old: str) -> Tensor:
-    """R that carries embeddings by one state of a learner into the space of an earlier one: `query @ R`.
+def translation(home: Path | str, query: str, to: str) -> Tensor:
+    """R that carries embeddings by one state of a learner into the space of another: `query @ R`.
 
     States are named by the fingerprints of their models. Where two have too few clips in common, the way leads over
     states between them.
     """
-    between: list[Measured] = []  # from the new state back to the old one
+    between: list[Measured] = []  # from the later of the two states back to the earlier one
     for path in sorted(Path(home).glob("rounds/*/embeddings.pt"), reverse=True):
         found = Measured.read(path)
-        if between or found.fingerprint == new:
+        if between or found.fingerprint in (query, to):
             between.append(found)
-        if between and found.fingerprint == old:
+        if len(between) > 1 and found.fingerprint in (query, to):
             break
     else:
-        raise StellaError(f"{home} has not kept how its states {old[:12]} and {new[:12]} embed the same clips")
+        raise StellaError(f"{home} has not kept how its states {query[:12]} and {to[:12]} embed the same clips")
+    turn = _along(home, between)
+    return turn if between[0].fingerprint == query else turn.T
+
+
+def _along(home: Path | str, between: Sequence[Measured]) -> Tensor:
     turn, here = torch.eye(between[0].a.shape[1]), 0
     while here < len(between) - 1:
         far = next(

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stella.embed.translate import Measured, procrustes, translation
 from stella.errors import StellaError
-from stella.learn.home import Home
-from stella.learn.translate import procrustes, translation
 
 
 def unit(n: int, dim: int, seed: int) -> torch.Tensor:
@@ -40,6 +39,43 @@ def test_other_clips_are_refused() -> None:
         procrustes(unit(5, 4, 0), unit(6, 4, 0))
 
 
+def test_directions_that_no_clip_shows_stay_as_they_are() -> None:
+    """With a prior, as far as clips say nothing; without one they would turn anywhere."""
+    old = torch.zeros(12, 8, dtype=torch.float64)
+    old[:, :4] = unit(12, 4, 1)
+    turn = torch.eye(8, dtype=torch.float64)
+    turn[:4, :4] = torch.linalg.qr(unit(4, 4, 2)).Q
+    found = procrustes(old @ turn.T, old, 1e-6)
+    assert torch.allclose(found, turn, atol=1e-4)
+    assert torch.allclose(procrustes(old @ turn.T, old, 1e9), torch.eye(8, dtype=torch.float64), atol=1e-4)
+
+
+def rounds(home: Path, turns: list[torch.Tensor], clips: list[range]) -> torch.Tensor:
+    """A learner whose state n turns all clips by `turns[n]` and has measured with clips[n]."""
+    every = unit(200, 6, 9).float()
+    for number, (turn, own) in enumerate(zip(turns, clips, strict=True), 1):
+        folder = home / "rounds" / f"{number:06d}"
+        folder.mkdir(parents=True)
+        both = every[list(own)] @ turn
+        Measured(f"state {number}", [str(i) for i in own], both, both).write(folder / "embeddings.pt")
+    return every
+
+
+def test_the_way_between_two_states_leads_over_those_with_the_same_clips(tmp_path: Path) -> None:
+    turns = [torch.linalg.qr(unit(6, 6, seed)).Q.float() for seed in range(3)]
+    every = rounds(tmp_path, turns, [range(100), range(50, 150), range(100, 200)])  # the first and the last share none
+    for here, there in ((2, 0), (0, 2), (1, 0), (2, 1)):
+        found = translation(tmp_path, f"state {here + 1}", f"state {there + 1}")
+        assert torch.allclose(found @ found.T, torch.eye(6), atol=1e-5)
+        near = ((every @ turns[here]) @ found * (every @ turns[there])).sum(1)
+        assert near.mean() > 0.95, (here, there, near.mean())  # the prior holds it back a little
+
+
 def test_states_without_common_clips_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StellaError, match="has no embeddings of round 1"):
-        translation(Home(tmp_path), 1)
+    with pytest.raises(StellaError, match="has not kept how its states"):
+        translation(tmp_path, "new", "old")
+    rounds(tmp_path, [torch.eye(6)] * 2, [range(100), range(90, 190)])
+    with pytest.raises(StellaError, match="too few clips"):
+        translation(tmp_path, "state 2", "state 1")
+    with pytest.raises(StellaError, match="has not kept how its states"):
+        translation(tmp_path, "state 2", "state 7")
