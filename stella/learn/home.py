@@ -231,8 +231,10 @@ class Home:
     def use(self, number: int) -> None:
         """Put a finished round to use, then remove states that are no longer kept."""
         self.link(number)
-        for old in range(1, number + 1 - self.settings.keep):
-            shutil.rmtree(self.round(old).checkpoints.folder, ignore_errors=True)
+        for old in map(self.round, range(1, number + 1 - self.settings.keep)):
+            shutil.rmtree(old.checkpoints.folder, ignore_errors=True)
+            old.weights.unlink(missing_ok=True)
+            old.slow_weights.unlink(missing_ok=True)
 
     def rollback(self, number: int) -> None:
         """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""

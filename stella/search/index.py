@@ -137,6 +137,11 @@ class Index:
         with closing(Catalogue(self.path)) as catalogue:
             return _serving(catalogue, self.path)
 
+    def understands(self, fingerprint: str) -> bool:
+        """Whether queries of a model with that fingerprint are answered, as they are or translated."""
+        with closing(Catalogue(self.path)) as catalogue:
+            return self._translations.possible(fingerprint, _answering(catalogue, self.path))
+
     def bad(self) -> list[BadFile]:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.bad_files(catalogue)
@@ -293,14 +298,14 @@ class Index:
         translated = [hit.place for hit in hits if hit.place[0] in stale]
         if translated:
             asked_for.note(self.path, _files_of(catalogue, translated))
-            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.path)) if each)
+            note = ". ".join(each for each in (note, _translated(len(translated), len(hits))) if each)
         return hits, derived is None, note
 
 
-def _translated(stale: int, every: int, path: Path) -> str:
+def _translated(stale: int, every: int) -> str:
     return (
         f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
-        f"translated; for exact answers run: stella index {path} --refresh"
+        "translated; for exact answers run stella index --refresh"
     )
 
 

@@ -10,20 +10,26 @@ import pytest
 from helpers import learn_kill
 from helpers.disk import small_disk
 from helpers.learning import SHARE, config_for, packed, quiet, state
+from helpers.media_files import write_video
 from helpers.small import same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import stella
 from stella.cli import app
 from stella.data.packed import Packed
 from stella.data.views import part
+from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
 from stella.learn.loop import KEPT_APART, accept, drop, learn, rollback
 from stella.learn.page import write_page
 from stella.runs.loop import pretrain, resume
+from stella.serve.answers import HttpError
+from stella.serve.learner import Attached
+from stella.serve.versions import Versions
 from stella.train.checkpoint import Checkpoints
 
 
@@ -134,7 +140,8 @@ def test_states_beyond_keep_are_removed(three: Path, sources: list[str], tmp_pat
     home = copy(three, tmp_path / "home")
     more = packed(tmp_path / "more", (8,), first=3)
     learn(home, more, None, Settings(share=0.2, keep=1), console=quiet())
-    assert [Home(home).round(n).checkpoints.folder.exists() for n in range(1, 5)] == [False, False, False, True]
+    for kept in (lambda n: Home(home).round(n).checkpoints.folder, lambda n: Home(home).round(n).weights):
+        assert [kept(n).exists() for n in range(1, 5)] == [False, False, False, True]
     with pytest.raises(StellaError, match=r"round 3 is not kept \(kept: none\)"):
         rollback(home, 3, quiet())
 
@@ -236,3 +243,35 @@ def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path) -> None:
     assert len(again.rounds) == 1
     learn(other, more, console=quiet())
     assert same(state(home), state(other))
+
+
+def test_an_index_and_its_server_notice_a_new_state(
+    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "LEAST", 4)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    rollback(home, 2, quiet())
+    for seed in range(3):
+        write_video(videos / f"{seed}.mp4", seed=seed)
+    index = stella.Index(tmp_path / "index")
+    index.update(videos, model=home)
+    versions, old = Versions(index), stella.load(home).fingerprint
+    assert old == index.serving().fingerprint == translate.Measured.read(Home(home).round(2).embeddings).fingerprint
+    learn(home, sources, console=quiet())
+    new = stella.load(home).fingerprint
+    assert old != new == translate.Measured.read(Home(home).round(3).embeddings).fingerprint
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == old and "gone on learning (round 3)" in now.stale
+    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
+    assert found.hits[0].path == "0.mp4" and "found by vectors of another state of the learner" in found.note
+    Home(home).round(2).weights.unlink()  # as after --keep rounds
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == new  # queries are translated
+    attached = Attached(str(versions.home()))
+    tree = attached.tree()
+    assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
+    assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
+    with pytest.raises(HttpError, match="no such clip"):
+        attached.picture("../../home")
+    stella.Index(index.path).update(refresh=True)
+    assert index.state().stale == 0 and versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
