@@ -27,6 +27,7 @@ from stella.runs.training import changed_keys
 
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
+DRAWN = 60.0  # seconds between two pages, while there are rounds to do
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ def learn(
                 session.watch(watch) if watch else session.once(clips)
         except Stopped:
             assert stop.signal is not None
+            session.draw()
             session.learner.say(f"stopped by {stop.signal.name}; the same command goes on from here")
             return Outcome(session.rounds, 128 + stop.signal)
         except KeptApartError as error:
             session.learner.say(str(error), "bold red")
             write_page(home)
             return Outcome(session.rounds, KEPT_APART)
+        session.draw()
         return Outcome(session.rounds)
 
 
@@ -131,6 +134,7 @@ class Session:
         self.rounds: list[Line] = []
         self.scanner = Scanner(self.home.inputs)
         self._told: set[str] = set()
+        self._drawn, self._page = -DRAWN, True  # when the page was drawn, and whether it shows all rounds
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
@@ -166,6 +170,7 @@ class Session:
             arrived = now if self._unchanged else arrived
             if when.idle is not None and not new and now - arrived >= when.idle:
                 return
+            self.draw()
             self._wait(when.scan)
 
     def _attempt(self, new: Sequence[Item]) -> bool:
@@ -190,7 +195,15 @@ class Session:
         if record is not None:
             self.rounds.append(record)
             self.learner.say(told(record))
+            self._page = False
+            if time.monotonic() - self._drawn >= DRAWN:
+                self.draw()
+
+    def draw(self) -> None:
+        """Bring the page up to date, if there is anything new."""
+        if not self._page:
             write_page(self.home)
+            self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items. Of files with the same content only the first counts."""

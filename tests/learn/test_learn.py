@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
-from stella.learn.loop import KEPT_APART, accept, drop, learn, rollback
+from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, accept, drop, learn, rollback
 from stella.learn.page import write_page
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
@@ -234,15 +235,28 @@ def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path)
     assert not (tmp_path / "home").exists()
 
 
-def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path) -> None:
-    home, more = copy(three, tmp_path / "home"), packed(tmp_path / "more", (8,), first=3)
+def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so and ends; --watch says so and waits until there is space."""
+    more, home, watching, other = (
+        packed(tmp_path / "more", (8,), first=3),
+        *(copy(three, tmp_path / name) for name in ("home", "watching", "other")),
+    )
     with small_disk(100_000), pytest.raises(StellaError, match="nothing is lost: free space and run the same command"):
         learn(home, more, console=quiet())
     assert Home(home).current == 3 and Home(home).next.plan.exists()
-    again, other = learn(home, more, console=quiet()), copy(three, tmp_path / "other")
-    assert len(again.rounds) == 1
+    learn(home, more, console=quiet())
     learn(other, more, console=quiet())
-    assert same(state(home), state(other))
+    assert Home(home).current == 4 and same(state(home), state(other))
+    with ExitStack() as disk, (tmp_path / "said").open("w") as file:
+        disk.enter_context(small_disk(100_000))
+        waited = []
+        monkeypatch.setattr(
+            Session, "_wait", lambda self, seconds: (waited.append(seconds), len(waited) > 1 and disk.close())
+        )
+        when = Watch(clips=1, every=0, settle=0, idle=0)
+        learn(watching, more, clips=8, watch=when, console=Console(file=file, width=300))
+    assert waited[:2] == [PAUSE] * 2 and (tmp_path / "said").read_text().count("waiting: ") == 1
+    assert len({item.id for plan in Home(watching).plans()[3:] for item in plan.train}) == Home(other).plan(4).clips
 
 
 def test_an_index_and_its_server_notice_a_new_state(
