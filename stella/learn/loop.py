@@ -177,10 +177,15 @@ class Session:
         """Finish the round that was begun, or begin one; False if a disk is full or gone."""
         try:
             self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
-        except (GoneError, OSError, StellaError) as error:
-            if not isinstance(error, GoneError) and not _full(error):
+        except GoneError as error:
+            self._say_once(f"waiting: {error}")
+            return False
+        except (OSError, StellaError) as error:
+            if (cause := _full(error)) is None:
                 raise
-            self._say_once(f"waiting: {error if isinstance(error, StellaError) else error.strerror}")
+            self._say_once(
+                f"waiting: {self.home.root} cannot be written ({cause.strerror}); it goes on with free space"
+            )
             return False
         self._told.clear()
         return True
