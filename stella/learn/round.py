@@ -86,6 +86,7 @@ class Learner:
         self.machine = machine(self.config.train)
         self._commit = environment(self.machine)["commit"]
         self._trainer: Trainer | None = None  # with the state in use, between rounds
+        self._decoded: dict[str, Clip] = {}  # clips that the last round was measured with
         self._seconds: dict[str, float] = {}
 
     def begin(self, items: Sequence[Item], epochs: int = 1) -> Line:
@@ -162,7 +163,9 @@ class Learner:
             source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
         most = self.home.settings.measured(plan.epochs * plan.clips)
-        return HeldOut(self.home.held, kept([*self.home.plans(), plan], most))
+        measured = kept([*self.home.plans(), plan], most)
+        self._decoded = {clip.key: self._decoded[clip.key] for clip in measured if clip.key in self._decoded}
+        return HeldOut(self.home.held, measured, self._decoded)
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""
@@ -201,7 +204,7 @@ class Learner:
 
     def _embed(self, trainer: Trainer, held: HeldOut, known: dict[str, tuple[Tensor, Tensor]]) -> Embeddings:
         """Embeddings of the held-out clips, of which some may be known; ids are their positions."""
-        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known])
+        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known], held.decoded)
         found = dict(known)
         if len(missing):
             stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
