@@ -42,7 +42,7 @@ from stella.learn.loop import learn
 from stella.model import weights
 from stella.model.cav import CAV
 
-CLIPS, EVAL, EPOCHS, MEMORY = 200, 80, 3, 100
+EVAL, MEMORY = 80, 100  # clips of a task, clips in the memory
 PRIORS = (0.0, 0.01, 0.1, 1.0)
 FIELDS = ("seed", "more_tasks", "gallery", "vectors", "fitted_on", "clips", "prior", "r10")
 
@@ -56,17 +56,17 @@ def packed(work: Path, split: str, clips: int) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def learner(work: Path, seed: int, folders: list[str]) -> Home:
+def learner(work: Path, seed: int, folders: list[str], epochs: int, more: list[str]) -> Home:
     """Six rounds, one call each."""
     home = Home(work / f"home-{seed}")
     for number, folder in enumerate(folders, 1):
         if home.current < number:
             values = ["method=stella", "model.weights=base-tiny", f"memory.clips={MEMORY}", "stream.batch_size=32"]
             values += ["stream.augment=false", "train.lr=5e-4", "train.warmup_steps=20", f"seed={seed}"]
-            values += ["data.source=packed", f"data.path={folders[0]}", "train.compile=off"]
+            values += ["data.source=packed", f"data.path={folders[0]}", "train.compile=off", *more]
             config = None if home.exists else run_config(None, values)
             settings = None if home.exists else Settings(share=0.1, keep=len(folders))
-            learn(home.root, [folder], config, settings, epochs=EPOCHS, console=Console(file=sys.stderr))
+            learn(home.root, [folder], config, settings, epochs=epochs, console=Console(file=sys.stderr))
     return home
 
 
@@ -135,12 +135,15 @@ def _joined(parts: list[Embeddings]) -> Embeddings:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
+    parser.add_argument("values", nargs="*", help="KEY=VALUE over the learner's")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--clips", type=int, default=200, help="of a task")
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results/learner/translate.csv"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    folders = packed(given.work, "train", CLIPS)
+    folders = packed(given.work, "train", given.clips)
     each = [Packed(folder) for folder in packed(given.work, "eval", EVAL)]
     galleries = {"first task": each[:1], "all tasks": each}
     given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +151,7 @@ def main() -> None:
         table = csv.DictWriter(file, (*FIELDS, "commit", "version"))
         table.writeheader()
         for seed in range(given.seeds):
-            home = learner(given.work, seed, folders)
+            home = learner(given.work, seed, folders, given.epochs, given.values)
             for row in rows(home, seed, folders, galleries):
                 row["r10"] = f"{row['r10']:.2f}"
                 table.writerow(row | {"commit": commit, "version": stella.__version__})
