@@ -249,10 +249,14 @@ def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path, monkeypatch: pyt
     assert Home(home).current == 4 and same(state(home), state(other))
     with ExitStack() as disk, (tmp_path / "said").open("w") as file:
         disk.enter_context(small_disk(100_000))
-        waited = []
-        monkeypatch.setattr(
-            Session, "_wait", lambda self, seconds: (waited.append(seconds), len(waited) > 1 and disk.close())
-        )
+        waited: list[float] = []
+
+        def wait(self: Session, seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) > 1:
+                disk.close()
+
+        monkeypatch.setattr(Session, "_wait", wait)
         when = Watch(clips=1, every=0, settle=0, idle=0)
         learn(watching, more, clips=8, watch=when, console=Console(file=file, width=300))
     assert waited[:2] == [PAUSE] * 2 and (tmp_path / "said").read_text().count("waiting: ") == 1
