@@ -6,6 +6,7 @@ tasks ends. Everything that a kill interrupts is repeated with the same outcome:
 before anything else, and the state in use changes last.
 """
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,7 @@ class Learner:
                 f"{self.home.root} --accept, or throw it away with --drop"
             )
         self.accept(folder)
+        _give_back()
         return record
 
     def accept(self, folder: RoundFolder) -> None:
@@ -314,6 +316,13 @@ class Learner:
 
     def say(self, line: str, style: str = "") -> None:
         say(self.console, line, style)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system. glibc keeps it in pieces otherwise, and a learner runs for months."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
