@@ -20,7 +20,7 @@ from stella.errors import StellaError
 from stella.files import write_bytes
 
 LEAST = 16  # clips to fit on
-PRIOR = 0.1  # weight of "nothing has turned", as a share of the clips: directions that no clip shows stay as they are
+PRIOR = 1.0  # weight of "nothing has turned" against the clips: states of a learner differ little (results/learner)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from stella.embed import translate
 from stella.embed.translate import Measured, procrustes, translation
 from stella.errors import StellaError
 
@@ -61,14 +62,17 @@ def rounds(home: Path, turns: list[torch.Tensor], clips: list[range]) -> torch.T
     return every
 
 
-def test_the_way_between_two_states_leads_over_those_with_the_same_clips(tmp_path: Path) -> None:
+def test_the_way_between_two_states_leads_over_those_with_the_same_clips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "PRIOR", 1e-6)  # these states have nothing in common
     turns = [torch.linalg.qr(unit(6, 6, seed)).Q.float() for seed in range(3)]
     every = rounds(tmp_path, turns, [range(100), range(50, 150), range(100, 200)])  # the first and the last share none
     for here, there in ((2, 0), (0, 2), (1, 0), (2, 1)):
         found = translation(tmp_path, f"state {here + 1}", f"state {there + 1}")
         assert torch.allclose(found @ found.T, torch.eye(6), atol=1e-5)
         near = ((every @ turns[here]) @ found * (every @ turns[there])).sum(1)
-        assert near.mean() > 0.95, (here, there, near.mean())  # the prior holds it back a little
+        assert near.min() > 0.999, (here, there)
 
 
 def test_states_without_common_clips_are_refused(tmp_path: Path) -> None:
