@@ -10,6 +10,7 @@ import argparse
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from stella.data.skipped import Skipped
 from stella.evaluate.retrieval import Embeddings, embed
 from stella.files import read_lines
-from stella.learn.held import HeldOut, kept
+from stella.learn.held import HeldClip, HeldOut, kept
 from stella.learn.home import Home
 from stella.learn.items import content
 from stella.model import weights
@@ -95,16 +96,28 @@ def check_usage(work: Path) -> dict[str, Any]:
     return {"highest in the first half and in the second": found}
 
 
-def embeddings(home: Home) -> list[tuple[list[str], Embeddings]]:
-    """Of all stored clips by the weights before the first round and after each."""
-    config = home.config
-    clips = HeldOut(home.held, kept(home.plans(), home.settings.held))
+def galleries(home: Home) -> list[list[HeldClip]]:
+    """The clips that each round is measured with: a sample of those stored by then."""
+    stored: dict[str, int] = {}  # by key, in which round: one that could not be used may come again
+    for number, plan in enumerate(home.plans(), 1):
+        skipped = Skipped(home.round(number).skipped).records
+        stored |= {HeldClip(number, item).key: number for item in plan.held if item.id not in skipped}
+    found = []
+    for number, plan in enumerate(home.plans(), 1):
+        sample = kept(home.plans()[:number], home.settings.measured(plan.epochs * plan.clips))
+        found.append([clip for clip in sample if stored.get(clip.key, number + 1) <= number])
+    return found
+
+
+def embeddings(home: Home, clips: Sequence[HeldClip]) -> list[tuple[list[str], Embeddings]]:
+    """Of these clips by the weights before the first round and after each."""
+    config, source = home.config, HeldOut(home.held, clips)
+    stream = replace(config.stream, batch_size=32, workers=0, most_bad=1.0)
     found = []
     for number in range(home.current + 1):
         path = home.round(number).weights if number else weights.find(str(config.model.weights))
-        model = weights.load(path).model.eval()
-        made = embed(model, clips, replace(config.stream, batch_size=32, workers=0, most_bad=1.0))
-        found.append(([clips.keys[i] for i in made.ids.tolist()], made))
+        made = embed(weights.load(path).model.eval(), source, stream)
+        found.append(([source.keys[i] for i in made.ids.tolist()], made))
     return found
 
 
@@ -125,14 +138,13 @@ def accuracy(found: Places, keys: list[str]) -> float:
 
 def check_history(home: Home) -> dict[str, Any]:
     """The largest difference between the history's A and F and those computed here."""
-    made, plans = embeddings(home), home.plans()
+    measured = galleries(home)
+    made = embeddings(home, list({clip.key: clip for clips in measured for clip in clips}.values()))
     level: dict[int, float] = {}
     best: dict[int, float] = {}
     differences: dict[str, list[float]] = {"A": [], "F": []}
     for number, record in enumerate(home.history(), 1):
-        most = home.settings.measured(plans[number - 1].epochs * plans[number - 1].clips)
-        clips = HeldOut(home.held, kept(plans[:number], most)).clips
-        round_of = {clip.key: clip.round for clip in clips}
+        round_of = {clip.key: clip.round for clip in measured[number - 1]}
         before, after = (places(made[n], set(round_of)) for n in (number - 1, number))
         old = [key for key in after if round_of[key] < number]
         new = [key for key in after if round_of[key] == number]

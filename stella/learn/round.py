@@ -289,7 +289,7 @@ class Learner:
         avm = trainer.method.avm
         if avm is None or len(held) < 2:
             return None
-        some = some_of(held, min(MATCHING_CLIPS, max(2, len(held) // 2)), generator("matching", 0))
+        some = some_of(held, min(MATCHING_CLIPS, max(8, len(held) // 4)), generator("matching", 0))
         stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
         gen, model = generator(self.config.seed, "matching", 0), trainer.method.eval_model
         found = evaluate_matching(model, avm, some, stream, gen, self.machine.device, self.machine.autocast)
