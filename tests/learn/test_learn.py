@@ -100,7 +100,7 @@ def test_the_page_tells_every_round_and_shows_what_is_forgotten(three: Path) -> 
         assert f"{record['old']['before']:.1f} → {record['old']['after']:.1f}" in page
     worst = history[-1]["worst"]
     assert page.count("data:image/jpeg;base64,") >= len(worst) > 0
-    assert all(f"rank {clip['before']:.0f} → {clip['after']:.0f}" in page for clip in worst)
+    assert all(f"rank {clip['before']:g} → {clip['after']:g}" in page for clip in worst)
 
 
 @pytest.mark.parametrize("learners", [2, pytest.param(40, marks=pytest.mark.slow)])

@@ -66,7 +66,7 @@ function curves(history) {
 }
 
 function clip(one) {
-  const item = element("li"), words = `round ${one.round}, rank ${Math.round(one.before)} → ${Math.round(one.after)}`;
+  const item = element("li"), words = `round ${one.round}, rank ${one.before} → ${one.after}`;
   item.append(element("img", "", { src: `/api/learner/clips/${one.key}`, alt: "", loading: "lazy" }), element("b", one.name, { title: one.name }), element("small", words));
   return item;
 }
