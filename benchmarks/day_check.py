@@ -79,21 +79,24 @@ def check_clips(home: Home, work: Path) -> dict[str, Any]:
 
 
 def check_usage(work: Path) -> dict[str, Any]:
-    """Memory and descriptors of each process, from its second minute on."""
+    """Memory and descriptors of each process between its rounds and in them, after its first round."""
     with (work / "samples.csv").open() as file:
         rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     found = []
     for pid in dict.fromkeys(row["pid"] for row in rows):
         own = [row for row in rows if row["pid"] == pid]
-        own = [row for row in own if row["t"] > own[0]["t"] + 60]
-        if len(own) < 20:
+        after = [row for row in own if row["round"] > own[0]["round"]]
+        if len({row["round"] for row in after}) < 3:
             continue
-        half = len(own) // 2
-        parts = {"minutes": round((own[-1]["t"] - own[0]["t"]) / 60, 1), "rounds": own[-1]["round"] - own[0]["round"]}
+        half = len(after) // 2
+        parts: dict[str, Any] = {"minutes": round((after[-1]["t"] - after[0]["t"]) / 60, 1)}
         for name in ("mb", "mb_with_workers", "descriptors"):
-            parts[name] = [max(row[name] for row in part) for part in (own[:half], own[half:])]  # type: ignore[assignment]
+            for what, of in (("lowest", min), ("highest", max)):
+                parts[f"{what} {name}"] = [of(row[name] for row in part) for part in (after[:half], after[half:])]
+        rounds = sorted({row["round"] for row in after})
+        parts["lowest mb by round"] = [min(row["mb"] for row in after if row["round"] == r) for r in rounds]
         found.append(parts)
-    return {"highest in the first half and in the second": found}
+    return {"after its first round, first half and second half": found}
 
 
 def galleries(home: Home) -> list[list[HeldClip]]:
