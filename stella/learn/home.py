@@ -32,14 +32,14 @@ from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
 
 VERSION = 1
-LEAST = 50  # clips to measure with, if so many are kept
+LEAST = 40  # clips to measure with, if so many are kept
 
 
 @dataclass(frozen=True)
 class Settings:
     share: float = 0.05  # of the recordings is set aside to measure with
     held: int = 500  # clips set aside are kept, a uniform sample of all
-    effort: float = 0.1  # clips to measure with in a round, as a share of those it trains on
+    effort: float = 0.08  # clips to measure with in a round, as a share of those it trains on
     keep: int = 3  # states kept, for --rollback
     guard: float | None = None  # points that A on old clips may fall in a round; none: any
 
