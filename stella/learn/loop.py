@@ -27,7 +27,7 @@ from stella.runs.training import changed_keys
 
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
-DRAWN = 60.0  # seconds between two pages, while there are rounds to do
+DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Session:
         self.rounds: list[Line] = []
         self.scanner = Scanner(self.home.inputs)
         self._told: set[str] = set()
-        self._drawn, self._page = -DRAWN, True  # when the page was drawn, and whether it shows all rounds
+        self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
