@@ -23,7 +23,7 @@ import torch
 
 from stella.data.skipped import Skipped
 from stella.evaluate.retrieval import Embeddings, embed
-from stella.files import read_lines
+from stella.files import Line, read_lines
 from stella.learn.held import HeldClip, HeldOut, kept
 from stella.learn.home import Home
 from stella.learn.items import content
@@ -47,13 +47,22 @@ def learnt(home: Home) -> tuple[Counter[str], Counter[str], Counter[str]]:
     return trained, aside, reasons
 
 
+def mended_later(events: Sequence[Line]) -> dict[str, str]:
+    """Of files that were mended: the content after it by the content before it.
+
+    No bad file can be decoded. One that a round lists as it was, and has learnt, was mended before it was read.
+    """
+    bad = {event["path"]: event["stamp"] for event in events if event["what"] == "bad"}
+    return {bad[event["path"]]: event["stamp"] for event in events if event.get("kind") == "mended"}
+
+
 def check_clips(home: Home, work: Path) -> dict[str, Any]:
     events = read_lines(work / "events.jsonl")
     good = {event["stamp"] for event in events if event["what"] == "good"}
     deleted = {event["stamp"] for event in events if event["what"] == "delete"} & good
     here = {content(path) for path in (work / "in").glob("*/*.mp4")} & good
     trained, aside, reasons = learnt(home)
-    every = trained + aside
+    every = Counter(mended_later(events).get(stamp, stamp) for stamp in (trained + aside).elements())
     state = home.round(home.current).checkpoints.load()
     assert state is not None
     return {

@@ -56,10 +56,16 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
         raise ConfigError(f"train.decay={config.train.decay} needs an end, and a learner has none; leave it out")
     if config.stream.drop_last:
         raise ConfigError("stream.drop_last=true would lose the end of every round; leave it out")
-    if home.root.exists() and any(path.name != "lock" for path in home.root.iterdir()):
+    if home.root.exists() and not all(map(_left_by_a_kill, home.root.iterdir())):
         raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
     check(config, unbounded=True)
     home.create(config, settings)
+
+
+def _left_by_a_kill(path: Path) -> bool:
+    """Whether this is in a folder because a learner was killed while it was made."""
+    held = path.name == "held" and path.is_dir() and not any(path.iterdir())
+    return held or path.name == "lock" or (path.name == "model.safetensors" and path.is_symlink())
 
 
 def change(home: Home, config: RunConfig | None, settings: Settings | None) -> None:

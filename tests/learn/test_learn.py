@@ -25,7 +25,7 @@ from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
-from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, accept, drop, learn, rollback
+from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, _left_by_a_kill, accept, drop, learn, rollback
 from stella.learn.page import write_page
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
@@ -160,6 +160,17 @@ def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bo
     assert learn(home, more, console=quiet()).rounds == []  # its clips are seen
     with pytest.raises(StellaError, match="nothing to"):
         (accept if taken else drop)(home, quiet())
+
+
+def test_a_folder_of_something_else_is_refused_and_one_that_was_being_made_is_not(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.held.mkdir()
+    (home.root / "lock").touch()
+    (home.root / "model.safetensors").symlink_to("current/model.safetensors")
+    assert all(map(_left_by_a_kill, home.root.iterdir()))
+    (home.held / "mine.tar").touch()
+    assert not _left_by_a_kill(home.held) and not _left_by_a_kill(home.held / "mine.tar")
 
 
 def test_a_second_learner_is_refused(three: Path, sources: list[str]) -> None:
