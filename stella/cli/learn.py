@@ -44,7 +44,7 @@ def learn(
     held: Annotated[int | None, typer.Option(help="Clips to measure with, at most.", show_default="500")] = None,
     effort: Annotated[
         float | None,
-        typer.Option(help="Clips to measure a round with, as a share of those it trains on.", show_default="0.1"),
+        typer.Option(help="Clips to measure a round with, as a share of those it trains on.", show_default="0.08"),
     ] = None,
     keep: Annotated[int | None, typer.Option(help="States to keep for --rollback.", show_default="3")] = None,
     status: Annotated[bool, typer.Option("--status", help="Print the history and exit.")] = False,

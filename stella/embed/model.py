@@ -36,6 +36,16 @@ Thing = Path | str | tuple[Any, float]  # a file, or frames with their rate, or 
 VERSION = 1  # of how vectors are made; another one makes other fingerprints
 
 
+def fingerprint(cav: CAV, inputs: Inputs) -> str:
+    """sha256 of a backbone, its sizes and its inputs."""
+    about = {"version": VERSION, "config": to_tree(cav.config), "inputs": to_tree(inputs)}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, tensor in sorted(cav.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
 class Embeddings:
     """Unit vectors of consecutive windows of one file or array."""
@@ -86,12 +96,7 @@ class Model:
         The matching module is left out, because no vector depends on it.
         """
         if not self._fingerprint:
-            about = {"version": VERSION, "config": to_tree(self.cav.config), "inputs": to_tree(self.inputs)}
-            digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-            for name, tensor in sorted(self.cav.state_dict().items()):
-                digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = fingerprint(self.cav, self.inputs)
         return self._fingerprint
 
     # ---- embeddings

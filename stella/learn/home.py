@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,20 @@ from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, write_json, write_text
-from stella.learn.items import Item, Seen
+from stella.learn.items import LOST, Item, Seen
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
 
 VERSION = 1
-LEAST = 50  # clips to measure with, if so many are kept
+LEAST = 40  # clips to measure with, if so many are kept
 
 
 @dataclass(frozen=True)
 class Settings:
     share: float = 0.05  # of the recordings is set aside to measure with
     held: int = 500  # clips set aside are kept, a uniform sample of all
-    effort: float = 0.1  # clips to measure with in a round, as a share of those it trains on
+    effort: float = 0.08  # clips to measure with in a round, as a share of those it trains on
     keep: int = 3  # states kept, for --rollback
     guard: float | None = None  # points that A on old clips may fall in a round; none: any
 
@@ -211,13 +212,16 @@ class Home:
         return seen
 
     def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:
-        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet."""
-        items, bad = [*plan.train, *plan.held], []
-        if first is not None and folder.skipped.exists():
-            records = Skipped(folder.skipped).records
-            bad = [item for number, item in enumerate(plan.train, first) if number in records]
-            bad += [item for item in plan.held if item.id in records]
-        seen.add(items, bad)
+        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet.
+
+        A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
+        """
+        skips = Skipped(folder.skipped).records if first is not None and folder.skipped.exists() else {}
+        named: list[tuple[Item, str | int]] = [*zip(plan.train, count(first or 0), strict=False)]
+        named += [(item, item.id) for item in plan.held]
+        bad = {item: skips[name]["reason"] for item, name in named if name in skips}
+        known = [item for item, _ in named if bad.get(item) not in LOST]
+        seen.add(known, [item for item in known if item in bad])
 
     # ---- what is in use
 
@@ -227,8 +231,10 @@ class Home:
     def use(self, number: int) -> None:
         """Put a finished round to use, then remove states that are no longer kept."""
         self.link(number)
-        for old in range(1, number + 1 - self.settings.keep):
-            shutil.rmtree(self.round(old).checkpoints.folder, ignore_errors=True)
+        for old in map(self.round, range(1, number + 1 - self.settings.keep)):
+            shutil.rmtree(old.checkpoints.folder, ignore_errors=True)
+            old.weights.unlink(missing_ok=True)
+            old.slow_weights.unlink(missing_ok=True)
 
     def rollback(self, number: int) -> None:
         """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""

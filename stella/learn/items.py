@@ -19,6 +19,8 @@ from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode
 from stella.media.inputs import Inputs
 
+NOT_THERE = "not there any more"
+LOST = ("missing file", NOT_THERE)  # reasons that say nothing about a clip's content
 SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
 
 Signature = tuple[int, ...]  # changes while a file is being written
@@ -155,7 +157,7 @@ class Present:
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
         try:
             if index < 0:
-                raise ClipError(self.root, "not there any more", "restore it, or leave it")
+                raise ClipError(self.root, NOT_THERE, "restore it, or leave it")
             return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
         except ClipError:
             if gone(self.root):

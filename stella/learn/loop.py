@@ -27,6 +27,7 @@ from stella.runs.training import changed_keys
 
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
+DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,16 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
         raise ConfigError(f"train.decay={config.train.decay} needs an end, and a learner has none; leave it out")
     if config.stream.drop_last:
         raise ConfigError("stream.drop_last=true would lose the end of every round; leave it out")
-    if home.root.exists() and any(path.name != "lock" for path in home.root.iterdir()):
+    if home.root.exists() and not all(map(_left_by_a_kill, home.root.iterdir())):
         raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
     check(config, unbounded=True)
     home.create(config, settings)
+
+
+def _left_by_a_kill(path: Path) -> bool:
+    """Whether this is in a folder because a learner was killed while it was made."""
+    held = path.name == "held" and path.is_dir() and not any(path.iterdir())
+    return held or path.name == "lock" or (path.name == "model.safetensors" and path.is_symlink())
 
 
 def change(home: Home, config: RunConfig | None, settings: Settings | None) -> None:
@@ -101,12 +108,14 @@ def learn(
                 session.watch(watch) if watch else session.once(clips)
         except Stopped:
             assert stop.signal is not None
+            session.draw()
             session.learner.say(f"stopped by {stop.signal.name}; the same command goes on from here")
             return Outcome(session.rounds, 128 + stop.signal)
         except KeptApartError as error:
             session.learner.say(str(error), "bold red")
             write_page(home)
             return Outcome(session.rounds, KEPT_APART)
+        session.draw()
         return Outcome(session.rounds)
 
 
@@ -131,6 +140,7 @@ class Session:
         self.rounds: list[Line] = []
         self.scanner = Scanner(self.home.inputs)
         self._told: set[str] = set()
+        self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
@@ -166,16 +176,22 @@ class Session:
             arrived = now if self._unchanged else arrived
             if when.idle is not None and not new and now - arrived >= when.idle:
                 return
+            self.draw()
             self._wait(when.scan)
 
     def _attempt(self, new: Sequence[Item]) -> bool:
         """Finish the round that was begun, or begin one; False if a disk is full or gone."""
         try:
             self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
-        except (GoneError, OSError, StellaError) as error:
-            if not isinstance(error, GoneError) and not _full(error):
+        except GoneError as error:
+            self._say_once(f"waiting: {error}")
+            return False
+        except (OSError, StellaError) as error:
+            if (cause := _full(error)) is None:
                 raise
-            self._say_once(f"waiting: {error if isinstance(error, StellaError) else error.strerror}")
+            self._say_once(
+                f"waiting: {self.home.root} cannot be written ({cause.strerror}); it goes on with free space"
+            )
             return False
         self._told.clear()
         return True
@@ -190,7 +206,15 @@ class Session:
         if record is not None:
             self.rounds.append(record)
             self.learner.say(told(record))
+            self._page = False
+            if time.monotonic() - self._drawn >= DRAWN:
+                self.draw()
+
+    def draw(self) -> None:
+        """Bring the page up to date, if there is anything new."""
+        if not self._page:
             write_page(self.home)
+            self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items. Of files with the same content only the first counts."""

@@ -95,10 +95,10 @@ def _curves(history: Sequence[Line]) -> Markup:
     right.axhline(0, color=FAINT, lw=0.9)
     left.set(ylabel="accuracy A, %", ylim=(0, None))
     right.set(ylabel="forgetting F, points")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.2)
     first, last = _time(history[0]), _time(history[-1])
     days = (last - first).total_seconds() / 86400
-    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M"
+    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M" if days > 1 else "%H:%M"
     ticks = [first + (last - first) * share for share in (0, 0.5, 1)] if days else [first]
     for axis in (left, right):
         margin = 0.1 * days or 1 / 24
@@ -141,7 +141,7 @@ def _picture(home: Home, worst: dict[str, Any]) -> dict[str, Any]:
         head = read_head(file, 0)
         count = len(head.offsets) - 1
         frames = [base64.b64encode(head.read(file, i)).decode() for i in sorted({0, count - 1})]
-    ranks = f"rank {worst['before']:.0f} → {worst['after']:.0f}"
+    ranks = f"rank {worst['before']:g} → {worst['after']:g}"  # means of two
     return {"id": Path(worst["id"]).name, "round": worst["round"], "ranks": ranks, "frames": frames}
 
 

@@ -6,7 +6,7 @@ tasks ends. Everything that a kill interrupts is repeated with the same outcome:
 before anything else, and the state in use changes last.
 """
 
-import io
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,8 @@ from stella.clip import Clip, Source
 from stella.config import to_tree
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
+from stella.embed.model import fingerprint
+from stella.embed.translate import Measured
 from stella.errors import StellaError
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import evaluate_matching, some_of
@@ -85,6 +87,7 @@ class Learner:
         self.machine = machine(self.config.train)
         self._commit = environment(self.machine)["commit"]
         self._trainer: Trainer | None = None  # with the state in use, between rounds
+        self._decoded: dict[str, Clip] = {}  # clips that the last round was measured with
         self._seconds: dict[str, float] = {}
 
     def begin(self, items: Sequence[Item], epochs: int = 1) -> Line:
@@ -113,6 +116,7 @@ class Learner:
                 f"{self.home.root} --accept, or throw it away with --drop"
             )
         self.accept(folder)
+        _give_back()
         return record
 
     def accept(self, folder: RoundFolder) -> None:
@@ -161,7 +165,9 @@ class Learner:
             source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
         most = self.home.settings.measured(plan.epochs * plan.clips)
-        return HeldOut(self.home.held, kept([*self.home.plans(), plan], most))
+        measured = kept([*self.home.plans(), plan], most)
+        self._decoded = {clip.key: self._decoded[clip.key] for clip in measured if clip.key in self._decoded}
+        return HeldOut(self.home.held, measured, self._decoded)
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""
@@ -195,12 +201,12 @@ class Learner:
         if not path.exists():
             last = self.home.round(self.home.current).embeddings
             known = _read(last) if self.home.current and last.exists() else {}
-            _write(path, held.keys, self._embed(trainer, held, known))
+            _write(path, held.keys, self._embed(trainer, held, known), "")
         return _aligned(_read(path), held.keys)
 
     def _embed(self, trainer: Trainer, held: HeldOut, known: dict[str, tuple[Tensor, Tensor]]) -> Embeddings:
         """Embeddings of the held-out clips, of which some may be known; ids are their positions."""
-        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known])
+        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known], held.decoded)
         found = dict(known)
         if len(missing):
             stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
@@ -256,7 +262,7 @@ class Learner:
 
     def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Embeddings) -> Line:
         after = self._embed(trainer, held, {})
-        _write(folder.embeddings, held.keys, after)
+        _write(folder.embeddings, held.keys, after, fingerprint(trainer.method.eval_model, self.home.inputs))
         both = [i for i in before.ids.tolist() if i in set(after.ids.tolist())]
         old, new = (_only(each, both) for each in (before, after))
         last = self.home.round(self.home.current).ended if self.home.current else None
@@ -283,7 +289,7 @@ class Learner:
         avm = trainer.method.avm
         if avm is None or len(held) < 2:
             return None
-        some = some_of(held, min(MATCHING_CLIPS, max(2, len(held) // 2)), generator("matching", 0))
+        some = some_of(held, min(MATCHING_CLIPS, max(8, len(held) // 4)), generator("matching", 0))
         stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
         gen, model = generator(self.config.seed, "matching", 0), trainer.method.eval_model
         found = evaluate_matching(model, avm, some, stream, gen, self.machine.device, self.machine.autocast)
@@ -312,6 +318,13 @@ class Learner:
         say(self.console, line, style)
 
 
+def _give_back() -> None:
+    """Return freed memory to the system. glibc keeps it in pieces otherwise, and a learner runs for months."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
     return {
         "round": folder.number,
@@ -337,16 +350,14 @@ def told(record: Line) -> str:
     return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"
 
 
-def _write(path: Path, keys: Sequence[str], embeddings: Embeddings) -> None:
-    buffer = io.BytesIO()
+def _write(path: Path, keys: Sequence[str], embeddings: Embeddings, state: str) -> None:
     named = [keys[i] for i in embeddings.ids.tolist()]
-    torch.save({"keys": named, "a": embeddings.a.cpu(), "v": embeddings.v.cpu()}, buffer)
-    write_bytes(path, buffer.getvalue())
+    Measured(state, named, embeddings.a.cpu(), embeddings.v.cpu()).write(path)
 
 
 def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    tree = torch.load(path, map_location="cpu", weights_only=True)
-    return {key: (a, v) for key, a, v in zip(tree["keys"], tree["a"], tree["v"], strict=True)}
+    found = Measured.read(path)
+    return {key: (a, v) for key, a, v in zip(found.keys, found.a, found.v, strict=True)}
 
 
 def _only(embeddings: Embeddings, ids: Sequence[int]) -> Embeddings:

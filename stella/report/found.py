@@ -79,6 +79,8 @@ def state_table(state: State) -> Table:
     }
     if state.target:
         rows["refresh"] = f"to {_model(state.target)}: {state.stale:,} files are still stale"
+    elif state.stale:
+        rows["refresh"] = f"{state.stale:,} files have vectors of an older state of the learner; queries are translated"
     rows["space"] = f"{state.bytes / 2**20:.1f} MiB of vectors"
     if state.dead:
         rows["space"] += f", {state.dead:,} rows of dropped windows (--compact removes them)"

@@ -138,6 +138,16 @@ class Catalogue:
         ).fetchone()
         return ModelRow(row[0], row[1], row[2], os.fsdecode(row[3] or b"")) if row else None
 
+    def answering(self) -> list[ModelRow]:
+        """The models whose vectors answer: the serving one, then older states of the same learner, the oldest last."""
+        serving = self.model("serving")
+        rows = self.db.execute(
+            "SELECT id, fingerprint, dim, origin FROM models WHERE id NOT IN "
+            "(SELECT value FROM meta WHERE key IN ('serving', 'target') AND value) ORDER BY id DESC"
+        )
+        older = [ModelRow(row[0], row[1], row[2], os.fsdecode(row[3] or b"")) for row in rows]
+        return [serving, *older] if serving else []
+
     def add_model(self, fingerprint: str, dim: int, origin: str) -> int:
         """The id of a model, known or new. What it was loaded from is kept up to date."""
         self.db.execute(

@@ -8,10 +8,12 @@ INDEX/lock               held by the one that writes
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from heapq import merge as merge_sorted
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,12 +25,14 @@ from stella.data.prepare import progress_bar
 from stella.embed import Model
 from stella.errors import StellaError
 from stella.files import lock
+from stella.search import asked as asked_for
 from stella.search import ivf, maintain
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.maintain import BadFile, State, Summary
 from stella.search.nearest import Place, Shards, first_rows, ranked
 from stella.search.query import Query, embed_query, other
 from stella.search.sources import open_source
+from stella.search.translations import Translations
 from stella.search.vectors import Mapped
 
 DEFAULT_MODEL = "base-small"
@@ -88,6 +92,7 @@ class Index:
         self.path = Path(path)
         self._mapped = Mapped(self.path)
         self._model: Model | None = None
+        self._translations = Translations()
 
     def update(
         self,
@@ -132,18 +137,27 @@ class Index:
         with closing(Catalogue(self.path)) as catalogue:
             return _serving(catalogue, self.path)
 
+    def understands(self, fingerprint: str) -> bool:
+        """Whether queries of a model with that fingerprint are answered, as they are or translated."""
+        with closing(Catalogue(self.path)) as catalogue:
+            return self._translations.possible(fingerprint, _answering(catalogue, self.path))
+
     def bad(self) -> list[BadFile]:
         with closing(Catalogue(self.path)) as catalogue:
             return maintain.bad_files(catalogue)
 
     def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
-        """The model for queries: the given one, or the one that made the index. Any other version is refused."""
-        serving = self.serving()
+        """The model for queries: the given one, or the one that made the index.
+
+        Of another version only a state of the learner that made the index is taken, if its queries can be translated.
+        """
+        with closing(Catalogue(self.path)) as catalogue:
+            serving, answering = _serving(catalogue, self.path), catalogue.answering()
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
         chosen = given if given is not None else serving.origin
         found = load(chosen, device) if isinstance(chosen, Path | str) else chosen
-        if found.fingerprint != serving.fingerprint:
+        if found.fingerprint != serving.fingerprint and not self._translations.possible(found.fingerprint, answering):
             raise StellaError(
                 f"{chosen} is version {found.fingerprint[:12]} and {self.path} was made by "
                 f"{serving.fingerprint[:12]}, whose vectors cannot be compared; run: stella index {self.path} --refresh"
@@ -200,11 +214,12 @@ class Index:
         """The vector of a hit, float32 [D], to ask for more like it."""
 
         def read(catalogue: Catalogue) -> Tensor:
-            shards = self._mapped.open(catalogue, _serving(catalogue, self.path), hit.modality)
             shard, row = hit.place
-            if shard not in shards:
-                raise StellaError(f"{hit.path} has been embedded again since; search again")
-            return shards[shard][row].float()
+            for model in catalogue.answering():
+                shards = self._mapped.open(catalogue, model, hit.modality)
+                if shard in shards:
+                    return shards[shard][row].float()
+            raise StellaError(f"{hit.path} has been embedded again since; search again")
 
         return self._read(read)
 
@@ -212,12 +227,11 @@ class Index:
         """The window whose vector is stored there."""
 
         def read(catalogue: Catalogue) -> Moment:
-            serving = _serving(catalogue, self.path)
-            for modality in MODALITIES:
-                shards = self._mapped.open(catalogue, serving, modality)
+            for model, modality in product(catalogue.answering(), MODALITIES):
+                shards = self._mapped.open(catalogue, model, modality)
                 for hit in _hits(catalogue, iter([(place, 1.0)] if place[0] in shards else []), modality, 1, False):
                     vector = shards[place[0]][place[1]].float()
-                    query = Query(vector, modality, "", hit.start, hit.end, serving.fingerprint)
+                    query = Query(vector, modality, "", hit.start, hit.end, model.fingerprint)
                     stamp = catalogue.db.execute(
                         "SELECT size, mtime FROM files JOIN windows ON file = id WHERE shard = ? AND row = ?", place
                     ).fetchone()
@@ -258,23 +272,46 @@ class Index:
         merge: bool,
         faiss: bool,
     ) -> tuple[list[Hit], bool, str]:
-        serving = _serving(catalogue, self.path)
-        if asked.fingerprint not in ("", serving.fingerprint):
+        serving, *older = _answering(catalogue, self.path)
+        made_by = asked.fingerprint or serving.fingerprint
+        if made_by != serving.fingerprint and not self._translations.possible(made_by, [serving, *older]):
             raise OtherVersionError(f"the model of {self.path} has changed; embed the query again")
-        query = _unit(asked.vector, serving)
-        shards = self._mapped.open(catalogue, serving, to)
         filtered = path is not None or label is not None
         derived, note = None, ""
-        if faiss and filtered:
-            note = "searched exactly: the derived index knows no filters"
+        if faiss and (filtered or older or made_by != serving.fingerprint):
+            note = "searched exactly: the derived index knows no filters and no older vectors"
         elif faiss:
             derived = ivf.load(self.path, to, catalogue.meta("version") or 0)
             note = "" if derived else f"searched exactly: build the derived index with stella index {self.path} --faiss"
-        if derived:
-            rows = ivf.ranked(derived, shards, query)
-        else:
-            rows = ranked(shards, query, _allowed(catalogue, shards, path, label) if filtered else None)
-        return _hits(catalogue, rows, to, k, merge), derived is None, note
+        unit = _unit(asked.vector, serving)
+        found: list[Iterator[tuple[Place, float]]] = []
+        stale: set[int] = set()  # shards
+        for model in (serving, *older):
+            shards = self._mapped.open(catalogue, model, to)
+            query = self._translations.carry(unit, made_by, model)
+            if derived:
+                found.append(ivf.ranked(derived, shards, query))
+            else:
+                found.append(ranked(shards, query, _allowed(catalogue, shards, path, label) if filtered else None))
+            stale |= set(shards) if model.fingerprint != made_by else set()
+        hits = _hits(catalogue, merge_sorted(*found, key=lambda each: -each[1]), to, k, merge)
+        translated = [hit.place for hit in hits if hit.place[0] in stale]
+        if translated:
+            asked_for.note(self.path, _files_of(catalogue, translated))
+            note = ". ".join(each for each in (note, _translated(len(translated), len(hits))) if each)
+        return hits, derived is None, note
+
+
+def _translated(stale: int, every: int) -> str:
+    return (
+        f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
+        "translated; for exact answers run stella index --refresh"
+    )
+
+
+def _files_of(catalogue: Catalogue, places: Sequence[Place]) -> list[int]:
+    sql = "SELECT file FROM windows WHERE shard = ? AND row = ?"
+    return [catalogue.db.execute(sql, place).fetchone()[0] for place in places]
 
 
 def load(what: Path | str, device: str | None = None) -> Model:
@@ -336,8 +373,12 @@ def _unit(vector: Tensor, model: ModelRow) -> Tensor:
     return unit
 
 
-def _serving(catalogue: Catalogue, root: Path) -> ModelRow:
-    found = catalogue.model("serving")
-    if found is None:
+def _answering(catalogue: Catalogue, root: Path) -> list[ModelRow]:
+    found = catalogue.answering()
+    if not found:
         raise StellaError(f"{root} is empty; fill it with: stella index SRC {root}")
     return found
+
+
+def _serving(catalogue: Catalogue, root: Path) -> ModelRow:
+    return _answering(catalogue, root)[0]

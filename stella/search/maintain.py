@@ -11,7 +11,9 @@ from rich.progress import Progress
 
 from stella.data.skipped import in_words
 from stella.embed import Model
+from stella.embed.translate import is_learner, translation
 from stella.errors import StellaError
+from stella.search.asked import clear
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.update import Counts, Update
 from stella.search.vectors import Mapped, Writer, remove_unknown
@@ -27,7 +29,7 @@ class State:
     target: ModelRow | None  # what a refresh is changing to
     files: dict[str, int]  # by state: ok, bad, gone
     windows: dict[Modality, int]  # that answer
-    stale: int  # files that the target has not embedded yet
+    stale: int  # files that the target has not embedded yet, or whose vectors are of an older state of the learner
     dead: int  # rows of dropped windows, which `--compact` removes
     bytes: int  # of all vectors
     sources: list[Path]
@@ -76,15 +78,16 @@ def update(
     if not roots:
         raise StellaError(f"{catalogue.root} has no folder yet; name one: stella index SRC {catalogue.root}")
     _tidy(catalogue)
-    work = Update(catalogue, model, model_id, share, bar)
+    work = Update(catalogue, model, model_id, share, bar, refresh)
     work.run(roots)
     now = state(catalogue)
+    _drop_emptied(catalogue)
     switched = now.target is not None and now.target.id == model_id and not now.stale and now.files.get("ok", 0) > 0
     if switched:
         with catalogue.change():
             catalogue.set_meta("serving", model_id)
             catalogue.set_meta("target", None)
-            drop_models(catalogue)
+            drop_models(catalogue, [row.id for row in catalogue.answering()[1:]])
         _tidy(catalogue)
     if not now.files.get("ok"):
         reasons = Counter(bad.reason.split(";")[0] for bad in bad_files(catalogue))
@@ -94,8 +97,18 @@ def update(
 
 
 def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) -> int:
-    """The model's id in the catalogue, as the serving one or as the target of a refresh."""
+    """The model's id in the catalogue, as the serving one or as the target of a refresh.
+
+    A later state of the learner that made the index serves at once: its queries are carried to the older vectors.
+    """
     serving, target = catalogue.model("serving"), catalogue.model("target")
+    if serving and serving.fingerprint != model.fingerprint and _continues(catalogue, model, origin):
+        with catalogue.change():
+            id = catalogue.add_model(model.fingerprint, model.dim, origin)
+            catalogue.set_meta("serving", id)
+            catalogue.set_meta("target", None)
+            drop_models(catalogue, [target.id] if target and target.id != id else [])
+        return id
     if serving and serving.fingerprint != model.fingerprint and not refresh:
         raise StellaError(
             f"{catalogue.root} was made by version {serving.fingerprint[:12]} of {serving.origin or 'a model'}, and "
@@ -108,8 +121,20 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
             catalogue.set_meta("serving", id)
         elif refresh and id != (target.id if target else serving.id):
             catalogue.set_meta("target", None if id == serving.id else id)
-            drop_models(catalogue)
+            drop_models(catalogue, [target.id] if target else [])
     return id
+
+
+def _continues(catalogue: Catalogue, model: Model, origin: str) -> bool:
+    """Whether a model is a state of the learner that made all vectors, from which queries can be carried to them."""
+    if not is_learner(origin):
+        return False
+    try:
+        for row in catalogue.answering():
+            translation(origin, model.fingerprint, row.fingerprint)
+    except StellaError:
+        return False
+    return True
 
 
 def _take_overlap(catalogue: Catalogue, given: float | None) -> float:
@@ -127,12 +152,25 @@ def _take_overlap(catalogue: Catalogue, given: float | None) -> float:
     return share
 
 
-def drop_models(catalogue: Catalogue) -> None:
-    """Remove all vectors of models that neither serve nor are the target. Part of a change."""
-    old = "SELECT id FROM models WHERE id NOT IN (SELECT value FROM meta WHERE key IN ('serving', 'target') AND value)"
-    catalogue.db.execute(f"DELETE FROM windows WHERE shard IN (SELECT id FROM shards WHERE model IN ({old}))")
-    catalogue.db.execute(f"DELETE FROM shards WHERE model IN ({old})")
-    catalogue.db.execute(f"DELETE FROM models WHERE id IN ({old})")
+def drop_models(catalogue: Catalogue, models: Sequence[int]) -> None:
+    """Remove models and all their vectors. Part of a change."""
+    listed = ", ".join(map(str, models))
+    catalogue.db.execute(f"DELETE FROM windows WHERE shard IN (SELECT id FROM shards WHERE model IN ({listed}))")
+    catalogue.db.execute(f"DELETE FROM shards WHERE model IN ({listed})")
+    catalogue.db.execute(f"DELETE FROM models WHERE id IN ({listed})")
+
+
+def _drop_emptied(catalogue: Catalogue) -> None:
+    """Remove older states none of whose vectors is left; with the last one, who asked for them is forgotten."""
+    older = [row.id for row in catalogue.answering()[1:]]
+    live = "SELECT 1 FROM windows JOIN shards ON id = shard WHERE model = ? LIMIT 1"
+    empty = [id for id in older if catalogue.db.execute(live, (id,)).fetchone() is None]
+    if empty:
+        with catalogue.change():
+            drop_models(catalogue, empty)
+        _tidy(catalogue)
+    if older == empty:
+        clear(catalogue.root)
 
 
 def _tidy(catalogue: Catalogue) -> None:
@@ -153,7 +191,8 @@ def _check_nested(roots: Sequence[Path], known: Sequence[Path]) -> None:
 def compact(catalogue: Catalogue) -> int:
     """Copy the live rows of shards that have dead ones into new shards; returns how many rows went."""
     _tidy(catalogue)
-    models = [model for key in ("serving", "target") if (model := catalogue.model(key))]
+    target = catalogue.model("target")
+    models = [*catalogue.answering(), *([target] if target else [])]
     went = sum(_compact(catalogue, model, modality) for model in models for modality in MODALITIES)
     _tidy(catalogue)
     return went
@@ -203,19 +242,17 @@ def state(catalogue: Catalogue) -> State:
         serving, target = catalogue.model("serving"), catalogue.model("target")
         counts = dict(
             db.execute(
-                "SELECT modality, count(*) FROM windows JOIN shards ON id = shard WHERE model = ? GROUP BY modality",
-                (serving.id if serving else None,),
+                "SELECT modality, count(*) FROM windows JOIN shards ON id = shard WHERE model IS NOT ? "
+                "GROUP BY modality",
+                (target.id if target else None,),
             )
         )
-        stale = (
-            db.execute(
-                "SELECT count(*) FROM files WHERE state = 'ok' AND NOT EXISTS (SELECT 1 FROM windows JOIN shards "
-                "ON shards.id = shard WHERE file = files.id AND model = ?)",
-                (target.id,),
-            ).fetchone()[0]
-            if target
-            else 0
-        )
+        newest = target or serving
+        (stale,) = db.execute(
+            "SELECT count(*) FROM files WHERE state = 'ok' AND NOT EXISTS (SELECT 1 FROM windows JOIN shards "
+            "ON shards.id = shard WHERE file = files.id AND model = ?)",
+            (newest.id if newest else None,),
+        ).fetchone()
         rows, size = db.execute(
             "SELECT total(rows), total(rows * dim * 2) FROM shards JOIN models ON models.id = model"
         ).fetchone()

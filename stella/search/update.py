@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from stella.embed import Model
 from stella.errors import ClipError, skippable
+from stella.search.asked import counts
 from stella.search.catalogue import MODALITIES, Catalogue
 from stella.search.sources import Item, Source, open_source
 from stella.search.vectors import Writer
@@ -48,6 +49,7 @@ class Known:
     hash: bytes | None
     state: str
     embedded: bool  # by the model of this update
+    older: int | None  # the model of its vectors, if that is an older state of the same learner
 
     def unchanged(self, item: Item) -> bool:
         """Size and time tell; a bad file is tried again also when its permissions have changed."""
@@ -73,16 +75,20 @@ class Result:
 
 
 class Update:
-    """One writer's work, under the index's lock."""
+    """One writer's work, under the index's lock. With `refresh` files with vectors of older states are embedded too."""
 
-    def __init__(self, catalogue: Catalogue, model: Model, model_id: int, overlap: float, bar: Progress) -> None:
+    def __init__(
+        self, catalogue: Catalogue, model: Model, model_id: int, overlap: float, bar: Progress, refresh: bool = False
+    ) -> None:
         self.catalogue, self.model, self.model_id, self.bar = catalogue, model, model_id, bar
-        self.overlap = overlap
+        self.overlap, self.refresh = overlap, refresh
+        serving, *older = catalogue.answering()
+        self.older = [row.id for row in older] if serving.id == model_id else []
         self.writer = Writer(catalogue, model_id, model.dim)
         self.counts = Counts()
 
     def run(self, roots: Iterable[Path]) -> None:
-        jobs = [job for root in roots for job in self._plan(open_source(root))]
+        jobs = self._in_order([job for root in roots for job in self._plan(open_source(root))])
         shown = self.bar.add_task("indexing", total=len(jobs))
         pending: list[Result] = []
         committed = time.monotonic()
@@ -100,6 +106,16 @@ class Update:
             self._commit(pending)
             self.writer.close()
 
+    def _in_order(self, jobs: Sequence[Job]) -> list[Job]:
+        """Files without vectors first; then those asked for most, and of equal ones those with the oldest vectors."""
+        asked = counts(self.catalogue.root)
+
+        def key(job: Job) -> tuple[bool, int, int]:
+            known = job.known
+            return (False, 0, 0) if known is None or known.older is None else (True, -asked[known.id], known.older)
+
+        return sorted(jobs, key=key)
+
     def _plan(self, source: Source) -> list[Job]:
         """What is to be embedded. Renamed and vanished files are dealt with at once."""
         source_id = self._source_id(source.root)
@@ -107,7 +123,12 @@ class Update:
         jobs: list[Job] = []
         for item in source.items():
             found = known.pop(os.fsencode(item.path), None)
-            if found and found.state != "gone" and found.unchanged(item) and (found.state == "bad" or found.embedded):
+            if (
+                found
+                and found.state != "gone"
+                and found.unchanged(item)
+                and (found.state == "bad" or self._done(found))
+            ):
                 continue
             jobs.append(Job(source, source_id, item, found))
         lost = [file for file in known.values() if file.state != "gone"]
@@ -126,8 +147,11 @@ class Update:
                 db.executemany("UPDATE files SET state = 'gone', reason = NULL WHERE id = ?", gone)
         self.counts.renamed += len(renamed)
         self.counts.dropped += len(lost)
-        stale = [replace(job, known=file) for job, file in renamed.items() if not file.embedded]
+        stale = [replace(job, known=file) for job, file in renamed.items() if not self._done(file)]
         return [job for job in jobs if job not in renamed] + stale
+
+    def _done(self, file: Known) -> bool:
+        return file.embedded or (file.older is not None and not self.refresh)
 
     def _source_id(self, root: Path) -> int:
         key = (os.fsencode(root),)
@@ -140,7 +164,9 @@ class Update:
     def _known(self, source: int) -> dict[bytes, Known]:
         rows = self.catalogue.db.execute(
             "SELECT id, path, size, mtime, ctime, hash, state, EXISTS (SELECT 1 FROM windows JOIN shards "
-            "ON shards.id = windows.shard WHERE windows.file = files.id AND shards.model = ?) "
+            "ON shards.id = windows.shard WHERE windows.file = files.id AND shards.model = ?), "
+            "(SELECT min(shards.model) FROM windows JOIN shards ON shards.id = windows.shard "
+            f"WHERE windows.file = files.id AND shards.model IN ({', '.join(map(str, self.older))})) "
             "FROM files WHERE source = ?",
             (self.model_id, source),
         )
@@ -193,7 +219,8 @@ class Update:
                         f"{error.reason}; {error.remedy}" if error else None,
                     ),
                 ).fetchone()
-                if not result.same:
+                replaced = result.windows and result.job.known and result.job.known.older is not None
+                if not result.same or replaced:
                     db.execute("DELETE FROM windows WHERE file = ?", (file,))
                 rows = [(shard, row, file, start, end) for shard, row, start, end in result.windows]
                 db.executemany("INSERT INTO windows (shard, row, file, start, end) VALUES (?, ?, ?, ?, ?)", rows)

@@ -61,7 +61,7 @@ def found_tree(found: Found, stale: str) -> dict[str, Any]:
         "to": found.to,
         "hits": [hit_tree(hit) for hit in found.hits],
         "seconds": round(found.seconds, 4),
-        "stale": stale,
+        "stale": found.note or stale,
     }
 
 

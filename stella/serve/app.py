@@ -26,6 +26,7 @@ STATIC = Path(__file__).parent / "static"
 FILES = {
     "app.js": "text/javascript; charset=utf-8",
     "player.js": "text/javascript; charset=utf-8",
+    "learner.js": "text/javascript; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
@@ -187,6 +188,21 @@ async def like(
         return tree
 
     return await asyncio.to_thread(find)
+
+
+# ---- the learner
+
+
+@router.get("/api/learner")
+async def learner(request: Request) -> dict[str, Any]:
+    """The learner that made the index: its state, its history, and the clips it is forgetting. 404 if none did."""
+    return await asyncio.to_thread(lambda: served_by(request).learner().tree())
+
+
+@router.get("/api/learner/clips/{key}")
+async def forgotten(request: Request, key: str) -> Response:
+    """A JPEG of a clip that the learner is forgetting."""
+    return _kept(await asyncio.to_thread(lambda: served_by(request).learner().picture(key)), "image/jpeg")
 
 
 # ---- moments

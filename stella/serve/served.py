@@ -12,6 +12,7 @@ from stella.errors import StellaError
 from stella.search.index import Index, Moment, NoMomentError
 from stella.serve.answers import HttpError, place_of, state_tree
 from stella.serve.jobs import Jobs, Log
+from stella.serve.learner import Attached
 from stella.serve.uploads import Limits, Uploads
 from stella.serve.versions import Versions, Weights
 from stella.serve.work import Warm
@@ -58,14 +59,23 @@ class Served:
     def stale(self) -> str:
         return self.versions.now.stale
 
+    def learner(self) -> Attached:
+        """The learner that made the index, as it is now."""
+        if (home := self.versions.home()) is None:
+            raise HttpError(404, "no learner made this index")
+        return Attached(home)
+
     def state(self) -> dict[str, Any]:
         """Counted every few seconds: an index may have millions of windows."""
         if time.monotonic() - self._state[0] > WATCH:
             found, stale = self.index.state(), self.stale()
             if found.target:
                 stale = f"the index is changing to a newer model, {found.stale:,} files are left; the older one answers"
+            elif found.stale and not stale:
+                stale = f"{found.stale:,} files have vectors of an older state of the learner; queries are translated"
             limits = {key: asdict(self.limits)[key] for key in ("bytes", "seconds")}
-            self._state = time.monotonic(), state_tree(found, self.index.bad(), stale, limits)
+            tree = state_tree(found, self.index.bad(), stale, limits)
+            self._state = time.monotonic(), tree | {"learner": self.versions.home() is not None}
         return self._state[1]
 
     def moment(self, name: str) -> Moment:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stella import embed
+from stella.embed.translate import is_learner
 from stella.errors import StellaError
 from stella.search.index import Index
 
@@ -50,9 +51,20 @@ class Versions:
             if weights is None or weights.fingerprint != serving.fingerprint or not Path(weights.file).is_file():
                 found = (file for file in _files(name) if self._fingerprint(file) == serving.fingerprint)
                 file = next(found, None)
-                weights = Weights(str(file), serving.fingerprint) if file else None
+                weights = Weights(str(file), serving.fingerprint) if file else self._newest(name)
             self.now = Now(weights, self._stale(name, serving.fingerprint))
             return self.now
+
+    def home(self) -> str | None:
+        """The folder of the learner that made the index; None if none did."""
+        name = self.given or self.index.serving().origin
+        return name if is_learner(name) else None
+
+    def _newest(self, name: str) -> Weights | None:
+        """Those of the state in use, if their queries can be translated: older ones are not kept for ever."""
+        file = next(_files(name), None)
+        made_by = self._fingerprint(file) if file else ""
+        return Weights(str(file), made_by) if made_by and self.index.understands(made_by) else None
 
     def _stale(self, name: str, fingerprint: str) -> str:
         newest = next(_files(name), None)
@@ -88,7 +100,7 @@ def _files(name: str) -> Iterator[Path]:
 
 def _home(name: str) -> Any:
     """The learner of that name; None for other models, for which the import, of all of training, is spared."""
-    if not (Path(name) / "home.json").is_file():
+    if not is_learner(name):
         return None
     from stella.learn.home import Home
 

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from helpers.learning import packed
 
+from stella.data.skipped import Skipped
 from stella.errors import ClipError
-from stella.learn.items import GoneError, Item, Scanner, Seen, gone, opened
+from stella.learn.held import kept
+from stella.learn.home import Home, Plan
+from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, gone, opened
 from stella.media.inputs import Inputs
 
 INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
@@ -90,3 +93,17 @@ def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path
     assert gone(str(root)) and gone(str(tmp_path / "never"))
     with pytest.raises(GoneError, match="mount is gone; bring it back"):
         clips[0]
+
+
+def test_a_clip_that_moved_before_it_was_read_is_new(tmp_path: Path) -> None:
+    """A bad one is not, until its content changes; also if it was to be set aside."""
+    items = [Item("/in", f"{name}.mp4", "", name, name) for name in ("learnt", "moved", "bad", "aside", "lost")]
+    home = Home(tmp_path)
+    home.round(1).write_plan(Plan(1, "", 3, items[:3], items[3:]))
+    home.link(1)
+    skipped = Skipped(home.round(1).skipped)
+    for name, reason in ((1, "missing file"), (2, "damaged file"), (items[4].id, NOT_THERE)):
+        skipped.add(name, ClipError("film", reason, "look"))
+    assert [item.recording for item in items if item in home.seen()] == ["learnt", "bad", "aside"]
+    [again] = kept([home.plan(1), Plan(1, "", 0, [], [items[4]])], 9)[1:]
+    assert again.round == 2 and again.item == items[4]  # it is in one round only

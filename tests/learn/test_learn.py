@@ -4,26 +4,33 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import learn_kill
 from helpers.disk import small_disk
 from helpers.learning import SHARE, config_for, packed, quiet, state
+from helpers.media_files import write_video
 from helpers.small import same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import stella
 from stella.cli import app
 from stella.data.packed import Packed
 from stella.data.views import part
+from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
-from stella.learn.loop import KEPT_APART, accept, drop, learn, rollback
+from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, _left_by_a_kill, accept, drop, learn, rollback
 from stella.learn.page import write_page
 from stella.runs.loop import pretrain, resume
+from stella.serve.answers import HttpError
+from stella.serve.learner import Attached
+from stella.serve.versions import Versions
 from stella.train.checkpoint import Checkpoints
 
 
@@ -93,7 +100,7 @@ def test_the_page_tells_every_round_and_shows_what_is_forgotten(three: Path) -> 
         assert f"{record['old']['before']:.1f} → {record['old']['after']:.1f}" in page
     worst = history[-1]["worst"]
     assert page.count("data:image/jpeg;base64,") >= len(worst) > 0
-    assert all(f"rank {clip['before']:.0f} → {clip['after']:.0f}" in page for clip in worst)
+    assert all(f"rank {clip['before']:g} → {clip['after']:g}" in page for clip in worst)
 
 
 @pytest.mark.parametrize("learners", [2, pytest.param(40, marks=pytest.mark.slow)])
@@ -134,7 +141,8 @@ def test_states_beyond_keep_are_removed(three: Path, sources: list[str], tmp_pat
     home = copy(three, tmp_path / "home")
     more = packed(tmp_path / "more", (8,), first=3)
     learn(home, more, None, Settings(share=0.2, keep=1), console=quiet())
-    assert [Home(home).round(n).checkpoints.folder.exists() for n in range(1, 5)] == [False, False, False, True]
+    for kept in (lambda n: Home(home).round(n).checkpoints.folder, lambda n: Home(home).round(n).weights):
+        assert [kept(n).exists() for n in range(1, 5)] == [False, False, False, True]
     with pytest.raises(StellaError, match=r"round 3 is not kept \(kept: none\)"):
         rollback(home, 3, quiet())
 
@@ -152,6 +160,17 @@ def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bo
     assert learn(home, more, console=quiet()).rounds == []  # its clips are seen
     with pytest.raises(StellaError, match="nothing to"):
         (accept if taken else drop)(home, quiet())
+
+
+def test_a_folder_of_something_else_is_refused_and_one_that_was_being_made_is_not(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.held.mkdir()
+    (home.root / "lock").touch()
+    (home.root / "model.safetensors").symlink_to("current/model.safetensors")
+    assert all(map(_left_by_a_kill, home.root.iterdir()))
+    (home.held / "mine.tar").touch()
+    assert not _left_by_a_kill(home.held) and not _left_by_a_kill(home.held / "mine.tar")
 
 
 def test_a_second_learner_is_refused(three: Path, sources: list[str]) -> None:
@@ -227,12 +246,61 @@ def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path)
     assert not (tmp_path / "home").exists()
 
 
-def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path) -> None:
-    home, more = copy(three, tmp_path / "home"), packed(tmp_path / "more", (8,), first=3)
+def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says so and ends; --watch says so and waits until there is space."""
+    more, home, watching, other = (
+        packed(tmp_path / "more", (8,), first=3),
+        *(copy(three, tmp_path / name) for name in ("home", "watching", "other")),
+    )
     with small_disk(100_000), pytest.raises(StellaError, match="nothing is lost: free space and run the same command"):
         learn(home, more, console=quiet())
     assert Home(home).current == 3 and Home(home).next.plan.exists()
-    again, other = learn(home, more, console=quiet()), copy(three, tmp_path / "other")
-    assert len(again.rounds) == 1
+    learn(home, more, console=quiet())
     learn(other, more, console=quiet())
-    assert same(state(home), state(other))
+    assert Home(home).current == 4 and same(state(home), state(other))
+    with ExitStack() as disk, (tmp_path / "said").open("w") as file:
+        disk.enter_context(small_disk(100_000))
+        waited: list[float] = []
+
+        def wait(self: Session, seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) > 1:
+                disk.close()
+
+        monkeypatch.setattr(Session, "_wait", wait)
+        when = Watch(clips=1, every=0, settle=0, idle=0)
+        learn(watching, more, clips=8, watch=when, console=Console(file=file, width=300))
+    assert waited[:2] == [PAUSE] * 2 and (tmp_path / "said").read_text().count("waiting: ") == 1
+    assert len({item.id for plan in Home(watching).plans()[3:] for item in plan.train}) == Home(other).plan(4).clips
+
+
+def test_an_index_and_its_server_notice_a_new_state(
+    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "LEAST", 4)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    rollback(home, 2, quiet())
+    for seed in range(3):
+        write_video(videos / f"{seed}.mp4", seed=seed)
+    index = stella.Index(tmp_path / "index")
+    index.update(videos, model=home)
+    versions, old = Versions(index), stella.load(home).fingerprint
+    assert old == index.serving().fingerprint == translate.Measured.read(Home(home).round(2).embeddings).fingerprint
+    learn(home, sources, console=quiet())
+    new = stella.load(home).fingerprint
+    assert old != new == translate.Measured.read(Home(home).round(3).embeddings).fingerprint
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == old and "gone on learning (round 3)" in now.stale
+    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
+    assert found.hits[0].path == "0.mp4" and "found by vectors of another state of the learner" in found.note
+    Home(home).round(2).weights.unlink()  # as after --keep rounds
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == new  # queries are translated
+    attached = Attached(str(versions.home()))
+    tree = attached.tree()
+    assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
+    assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
+    with pytest.raises(HttpError, match="no such clip"):
+        attached.picture("../../home")
+    stella.Index(index.path).update(refresh=True)
+    assert index.state().stale == 0 and versions.look().stale == "" and index.search(videos / "0.mp4").note == ""

@@ -3,14 +3,19 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.learning import quiet
 from helpers.media_files import write_video
 from helpers.small import quick
+from rich.console import Console
 
-from stella.learn import loop
+from stella.data.skipped import Skipped
+from stella.files import Line
+from stella.learn import loop, round
 from stella.learn.home import Home, Settings
+from stella.learn.items import LOST
 from stella.learn.loop import Session, Watch, learn
 from stella.learn.round import Learner
 from stella.runs.stop import Stop
@@ -39,10 +44,52 @@ def test_files_that_grow_are_waited_for_and_bad_ones_are_counted(tmp_path: Path)
     done = learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=quiet())
     writer.join()
     home = Home(tmp_path / "home")
-    contents = [item.stamp for plan in home.plans() for item in plan.train]
-    assert len(contents) == len(set(contents)) == 7 and f"{len(whole)} " in " ".join(contents)
-    assert sum(sum(record["skipped"].values()) for record in done.rounds) == 1
+    clips = [item for plan in home.plans() for item in plan.train]
+    skipped = {id: line["reason"] for n in range(1, home.current + 1) for id, line in read_skipped(home, n).items()}
+    learnt = [item.stamp for number, item in enumerate(clips) if number not in skipped]
+    assert len(learnt) == len(set(learnt)) == 6 and f"{len(whole)} " in " ".join(learnt)
     assert home.seen().bad.keys() == {str(root / "bad.mp4")}
+    lost = [reason for reason in skipped.values() if reason in LOST]  # renamed after the round began
+    assert sum(sum(record["skipped"].values()) for record in done.rounds) == len(skipped) == 1 + len(lost) <= 2
+
+
+def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
+    return Skipped(home.round(number).skipped).records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before it is opened", "while it is read"])
+def test_a_disk_that_vanishes_in_a_round_is_waited_for(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its files counts as bad."""
+    root, away, opened = tmp_path / "in", tmp_path / "away", round.opened
+    for seed in range(5):
+        write_video(root / f"{seed}.mp4", 1.0, seed=seed)
+
+    def vanishing(*args: Any) -> Any:
+        if moment == "before it is opened":
+            root.rename(away)
+        found = opened(*args)
+        if moment == "while it is read":
+            root.rename(away)
+        monkeypatch.setattr(round, "opened", opened)
+        return found
+
+    def wait(self: Session, seconds: float) -> None:
+        monkeypatch.setattr(round, "opened", opened)
+        if seconds == loop.PAUSE:
+            away.rename(root)
+
+    monkeypatch.setattr(round, "opened", vanishing)
+    monkeypatch.setattr(Session, "_wait", wait)
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with (tmp_path / "said").open("w") as file:
+        console = Console(file=file, width=300)
+        when = Watch(clips=5, every=0, settle=0, idle=0)
+        done = learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=console)
+    assert [(record["clips"], record["skipped"]) for record in done.rounds] == [(5, {})]
+    assert (tmp_path / "said").read_text().count(f"waiting: {root} is gone") == 1
 
 
 def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class Scenes:
         frames = [pictures(d, self.size.frame_times, self.size.pixels, device).frames for d in draws]
         return torch.cat(frames), torch.cat([waveforms(d, self.size.duration, SAMPLE_RATE, device) for d in draws])
 
-    def film(self, index: int, fps: int = 25) -> Tensor:
+    def film(self, index: int, fps: float = 25) -> Tensor:
         """All frames of a clip at a rate to watch, uint8 [N, 3, H, W]; the sampled frames are among them."""
         d = self.draw([index])
         times = torch.arange(round(self.size.duration * fps)) / (self.size.duration * fps)

@@ -307,6 +307,7 @@ async function showState() {
     Uploads: `up to ${state.limits.bytes / 1e6} MB; deleted when they are answered`,
   };
   by("facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+  by("learns").hidden = !state.learner;
   by("bad").hidden = !state.bad;
   by("bad").querySelector("summary").textContent = `${counted(state.bad, "file")} that cannot be used`;
   by("bad").querySelector("ul").replaceChildren(...state.bad_files.map((one) => element("li", `${one.name}: ${one.reason}`)));

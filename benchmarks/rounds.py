@@ -1,0 +1,104 @@
+"""Where the time of a learner's rounds goes: rounds of 500 packed clips, from the first scan to the page.
+
+    OMP_NUM_THREADS=1 python benchmarks/rounds.py work --out results/learner/rounds.csv
+    python benchmarks/rounds.py work --rounds 6 --out results/learner/rounds_gpu.csv KEY=VALUE…      # on a GPU
+
+Training includes reading packed clips. Everything else counts as lost: scanning, setting clips aside, loading,
+measuring before and after, saving the state and the weights, the swap, the page. The first round of a process also
+builds the model and, where it is compiled, compiles it.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import stella
+
+# isort: split
+import torch
+from rich.console import Console
+
+from stella.data.pack import pack
+from stella.data.scenes import TASKS, Scenes
+from stella.experiments.recipe import run_config
+from stella.files import Line
+from stella.learn import round as learning
+from stella.learn.home import Home
+from stella.learn.loop import Session, learn
+from stella.model import weights
+
+FIELDS = ("round", "clips", "seconds", "training", "setting aside", "loading", "measuring", "saving", "rest", "lost")
+
+
+def packed(work: Path, rounds: int, clips: int, name: str) -> list[str]:
+    """One folder of scenes for each round, of one task after the other."""
+    inputs = weights.read_inputs(name)
+    assert inputs is not None
+    folders = []
+    for number in range(rounds):
+        task = TASKS[number % len(TASKS)]
+        scenes = Scenes(task, "train", clips, seed=number // len(TASKS))
+        folders.append(work / "clips" / f"{number:02d}-{task}")
+        sizes = {"pixels": inputs.pixels, "size": inputs.pixels, "spec_frames": inputs.spec_frames}
+        pack(scenes, folders[-1], **sizes, workers=0, progress=False, inputs=inputs)
+    return [str(folder) for folder in folders]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("values", nargs="*", help="KEY=VALUE over STELLA with these weights")
+    parser.add_argument("--weights", default="base-tiny")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--clips", type=int, default=500)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds of this process, on a machine that is shared")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    folders = packed(given.work, given.rounds, given.clips, given.weights)
+    clock = time.process_time if given.cpu else time.monotonic
+    ends = [clock()]
+    done = Session._done
+
+    def timed(self: Session, record: Line | None) -> None:
+        done(self, record)
+        ends.extend([clock()] if record else [])
+
+    values = [f"model.weights={given.weights}", "method=stella", "stream.augment=false", "data.source=packed"]
+    config = run_config(None, [*values, f"data.path={folders[0]}", *given.values])
+    home = given.work / "home"
+    with patch.object(Session, "_done", timed), patch.object(learning, "time", SimpleNamespace(monotonic=clock)):
+        learn(home, folders, config, clips=given.clips, console=Console(file=sys.stderr))
+    report(Home(home), ends, "CPU time" if given.cpu else "wall", given.out)
+
+
+def report(home: Home, ends: list[float], measured: str, out: Path | None) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} thread(s)"
+    rows = []
+    for record, wall in zip(home.history(), (b - a for a, b in pairwise(ends)), strict=True):
+        parts = {name: record["seconds"].get(name, 0.0) for name in FIELDS[3:8]}
+        lost = 1 - parts["training"] / wall
+        rest = wall - sum(parts.values())
+        figures = {"seconds": wall, **parts, "rest": rest}
+        about = {"round": record["round"], "clips": record["clips"], "lost": f"{100 * lost:.1f}%"}
+        rows.append(about | {name: f"{value:.2f}" for name, value in figures.items()})
+        print(rows[-1], file=sys.stderr)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("w", newline="") as file:
+            table = csv.DictWriter(file, (*FIELDS, "clock", "device", "commit", "version"))
+            table.writeheader()
+            for row in rows:
+                table.writerow(
+                    row | {"clock": measured, "device": device, "commit": commit, "version": stella.__version__}
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A learner whose state made the index: where it stands, its history, and the clips it is forgetting.
+
+Folders and files are named as they are called, without where they lie.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from stella.errors import StellaError, plain
+from stella.serve.answers import HttpError
+
+SHOWN = 200  # newest rounds
+
+
+class Attached:
+    """The learner behind a model's name, if it is one. Its folder is only read, and may change at any time."""
+
+    def __init__(self, root: str) -> None:
+        from stella.learn.home import Home  # all of training: only where there is a learner
+
+        self.root = Path(root)
+        self.home = Home(root)
+
+    def tree(self) -> dict[str, Any]:
+        """What the page shows. Figures are in percent and points."""
+        try:
+            return self._tree()
+        except (OSError, StellaError) as error:  # a round is being thrown away, or the disk is gone
+            raise HttpError(503, "the learner cannot be read just now; try again", retry=5) from error
+
+    def _tree(self) -> dict[str, Any]:
+        history, following = self.home.history(), self.home.next
+        last = history[-1] if history else None
+        memory = last["memory"] if last else None
+        return {
+            "name": plain(self.root.resolve().name),
+            "round": self.home.current,
+            "clips": sum(record["clips"] for record in history),
+            "set_aside": sum(record["set_aside"] for record in history),
+            "doing": self._doing(following),
+            "history": [_row(record) for record in history[-SHOWN:]],
+            "memory": memory
+            and {
+                "rounds": memory["rounds"],
+                "sources": [[plain(Path(name).name), count] for name, count in memory["sources"].items()],
+            },
+            "forgetting": [
+                {"key": w["clip"], "name": plain(Path(w["id"]).name), **{k: w[k] for k in ("round", "before", "after")}}
+                for w in (last["worst"] if last else [])
+            ],
+        }
+
+    def _doing(self, following: Any) -> str:
+        if following.ended:
+            return f"round {following.number} is kept apart: it makes too much be forgotten, and someone must decide"
+        if following.plan.exists():
+            return f"round {following.number} is in progress, with {following.read_plan().clips:,} clips"
+        return "waiting for new clips"
+
+    def picture(self, key: str) -> bytes:
+        """A JPEG: the first stored frame of a clip that it is forgetting."""
+        from stella.data.shards import DamagedSampleError, read_head
+
+        known = {each["key"] for each in self.tree()["forgetting"]}
+        try:
+            if key not in known:
+                raise FileNotFoundError
+            with (self.home.held / f"{key}.tar").open("rb") as file:
+                return read_head(file, 0).read(file, 0)
+        except (OSError, DamagedSampleError) as error:
+            raise HttpError(404, "there is no such clip any more") from error
+
+
+def _row(record: dict[str, Any]) -> dict[str, Any]:
+    both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
+    return {key: record[key] for key in ("round", "ended", "clips", "F", "gap", "matching")} | both
