@@ -1,7 +1,7 @@
 """Where the time of a learner's rounds goes: rounds of 500 packed clips, from the first scan to the page.
 
     OMP_NUM_THREADS=1 python benchmarks/rounds.py work --out results/learner/rounds.csv
-    python benchmarks/rounds.py work --rounds 6 --out results/learner/rounds_gpu.csv KEY=VALUE…      # on a GPU
+    python benchmarks/rounds.py work KEY=VALUE… --rounds 6 --out results/learner/rounds_gpu.csv      # on a GPU
 
 Training includes reading packed clips. Everything else counts as lost: scanning, setting clips aside, loading,
 measuring before and after, saving the state and the weights, the swap, the page. The first round of a process also
