@@ -6,9 +6,7 @@ and mis-shaped tensors listed. What a format does not have keeps its initial val
 """
 
 import json
-import pickle
 import re
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,24 +15,20 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from stella.config import build, differences, to_tree
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError
 from stella.files import write_bytes
 from stella.media.inputs import Inputs, derived
 from stella.model.avm import AVM
 from stella.model.cav import CAV, PRESETS, CAVConfig, preset
 from stella.model.layouts import FORMATS, Converted, State, count_blocks, under
+from stella.model.tensors import WeightsError, read_metadata, read_safetensors, read_torch
 
 SHIPPED = Path(__file__).parent / "shipped"
 FILE = "model.safetensors"  # in the folder of a run or of a saved model
 OURS = "stella"  # the metadata key, and the format's name
-
-
-class WeightsError(StellaError):
-    """A weight file that cannot be read or does not fit."""
 
 
 def find(name: Path | str) -> Path:
@@ -205,7 +199,7 @@ def _open(path: Path) -> WeightFile:
     head = _head(path)
     # safetensors: eight bytes of length, which may look like a pickle's first, then JSON.
     pickled = head[8:] != b"{" and head.startswith((b"PK\3\4", b"\x80"))
-    state, metadata = _read_torch(path) if pickled else _read_safetensors(path)
+    state, metadata = (read_torch(path), {}) if pickled else read_safetensors(path)
     if header := _header(path, metadata):
         if "crc32" in header and header["crc32"] != _crc32(header, state):
             raise WeightsError(f"{path} is damaged: it fails its checksum; copy or export it again")
@@ -236,14 +230,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def _read_header(path: Path) -> dict[str, Any]:
     """As `_header`, without reading the tensors."""
-    if _head(path)[8:] != b"{":
-        return {}
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-    except Exception:
-        metadata = {}
-    return _header(path, metadata)
+    return _header(path, read_metadata(path)) if _head(path)[8:] == b"{" else {}
 
 
 def _inputs(header: Mapping[str, Any]) -> Inputs | None:
@@ -268,53 +255,6 @@ def _check_header(file: WeightFile, config: CAVConfig) -> None:
     if not whole or not isinstance(beta, int | float):
         raise WeightsError(
             f"{file.path} has a damaged header (avm_heads={heads!r}, avm_beta={beta!r}); export it again"
-        )
-
-
-def _read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # any damage ends here: safetensors raises several kinds
-        what = "neither a torch checkpoint nor a whole safetensors file"
-        raise WeightsError(f"{path} is {what} ({error}); copy or download it again") from error
-
-
-def _read_torch(path: Path) -> tuple[State, dict[str, str]]:
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:  # torch stores, never compresses
-                members = archive.infolist()
-                _check_unpacked(path, sum(member.file_size for member in members))
-                checked = any(member.CRC for member in members)  # torch.serialization.set_crc32_options(False)
-                if checked and (bad := archive.testzip()) is not None:
-                    raise WeightsError(f"{path} is damaged: {bad} in it fails its checksum; copy or download it again")
-        tree = torch.load(path, map_location="cpu", weights_only=True)
-    except WeightsError:
-        raise
-    except pickle.UnpicklingError as error:  # its own text advises to run the code
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        held = f"holds the Python object {found.group(1)}" if found else "is damaged or a pickle of something"
-        raise WeightsError(
-            f"{path} {held} besides tensors and is not opened, since that could run code; save its state_dict alone"
-        ) from error
-    except Exception as error:  # any damage ends here: reading raises whatever the bytes lead to
-        reason = " ".join(str(error).split())[:160]
-        raise WeightsError(f"{path} is damaged ({reason}); copy or download it again") from error
-    for key in ("model", "state_dict"):
-        if isinstance(tree, dict) and isinstance(tree.get(key), dict):
-            tree = tree[key]
-    state = {k: v for k, v in tree.items() if isinstance(v, Tensor)} if isinstance(tree, dict) else {}
-    if not state:
-        raise WeightsError(f"{path} holds no named tensors; save a model's state_dict")
-    return state, {}
-
-
-def _check_unpacked(path: Path, size: int) -> None:
-    if size > (packed := path.stat().st_size):
-        raise WeightsError(
-            f"{path} has {packed:,} bytes and would unpack to {size:,}; torch does not compress: "
-            "save it with torch.save"
         )
 
 
