@@ -1,7 +1,8 @@
 """Runs that take a second: clips of coloured noise, a small model of a few patches."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stella.config import resolve
 from stella.model.cav import PRESETS
 from stella.runs import loop as run_module
 from stella.runs.config import RunConfig
+from stella.runs.training import RunResult
 
 PRESETS["toy"] = dataclasses.replace(
     PRESETS["tiny"], dim=16, depth=2, fusion_from=1, heads=2, dec_dim=16, dec_depth=1, dec_heads=2
@@ -67,3 +69,12 @@ def outcome(run: Path) -> dict[str, Any]:
         "weights": load_file(run / "model.safetensors"),
         "state": {key: value for key, value in state.items() if key != "config"},
     }
+
+
+Whole = Callable[[str], RunResult]  # the fixture `whole` of tests/runs: an undisturbed run of a method
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of this kind that a run wrote."""
+    text = (run / "metrics.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
