@@ -1,8 +1,9 @@
 """Where the time of a learner's rounds goes: rounds of 500 packed clips, from the first scan to the page.
 
     OMP_NUM_THREADS=1 python benchmarks/rounds.py work --out results/learner/rounds.csv
-    python benchmarks/rounds.py work KEY=VALUE… --rounds 6 --out results/learner/rounds_gpu.csv      # on a GPU
+    python benchmarks/rounds.py work stream.batch_size=48 --model base --epochs 10 --out results/learner/rounds_gpu.csv
 
+`--model` is a weight file's name, then the clips are scenes, or a preset at the paper's sizes, then they are noise.
 Training includes reading packed clips. Everything else counts as lost: scanning, setting clips aside, loading,
 measuring before and after, saving the state and the weights, the swap, the page. The first round of a process also
 builds the model and, where it is compiled, compiles it.
@@ -24,6 +25,7 @@ import stella
 import torch
 from rich.console import Console
 
+from stella.clip import Clip
 from stella.data.pack import pack
 from stella.data.scenes import TASKS, Scenes
 from stella.experiments.recipe import run_config
@@ -31,36 +33,67 @@ from stella.files import Line
 from stella.learn import round as learning
 from stella.learn.home import Home
 from stella.learn.loop import Session, learn
+from stella.media.inputs import Inputs
 from stella.model import weights
+from stella.model.cav import PRESETS
 
-FIELDS = ("round", "clips", "seconds", "training", "setting aside", "loading", "measuring", "saving", "rest", "lost")
+FIELDS = (
+    "round",
+    "epochs",
+    "clips",
+    "seconds",
+    "training",
+    "setting aside",
+    "loading",
+    "measuring",
+    "saving",
+    "rest",
+    "lost",
+)
 
 
-def packed(work: Path, rounds: int, clips: int, name: str) -> list[str]:
-    """One folder of scenes for each round, of one task after the other."""
-    inputs = weights.read_inputs(name)
+class Noise:
+    """Clips of the paper's size."""
+
+    def __init__(self, clips: int, seed: int) -> None:
+        self.clips, self.seed = clips, seed
+
+    def __len__(self) -> int:
+        return self.clips
+
+    def __getitem__(self, index: int) -> Clip:
+        noise = torch.Generator().manual_seed(self.seed * self.clips + index)
+        video = torch.randint(256, (4, 3, 256, 256), generator=noise, dtype=torch.uint8)
+        return Clip(f"{self.seed}-{index}", video, torch.rand(163_840, generator=noise) - 0.5)
+
+
+def packed(work: Path, rounds: int, clips: int, model: str) -> list[str]:
+    """One folder for each round: scenes of one task after the other, or noise."""
+    inputs = Inputs() if model in PRESETS else weights.read_inputs(model)
     assert inputs is not None
     folders = []
     for number in range(rounds):
         task = TASKS[number % len(TASKS)]
-        scenes = Scenes(task, "train", clips, seed=number // len(TASKS))
+        source = Noise(clips, number) if model in PRESETS else Scenes(task, "train", clips, seed=number // len(TASKS))
         folders.append(work / "clips" / f"{number:02d}-{task}")
-        sizes = {"pixels": inputs.pixels, "size": inputs.pixels, "spec_frames": inputs.spec_frames}
-        pack(scenes, folders[-1], **sizes, workers=0, progress=False, inputs=inputs)
+        sizes = {"pixels": inputs.pixels, "spec_frames": inputs.spec_frames}
+        sizes |= {"size": inputs.size if model in PRESETS else inputs.pixels}
+        pack(source, folders[-1], **sizes, workers=0, progress=False, inputs=inputs)
     return [str(folder) for folder in folders]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
-    parser.add_argument("values", nargs="*", help="KEY=VALUE over STELLA with these weights")
-    parser.add_argument("--weights", default="base-tiny")
+    parser.add_argument("values", nargs="*", help="KEY=VALUE over STELLA with this model")
+    parser.add_argument("--model", default="base-tiny")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--clips", type=int, default=500)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds of this process, on a machine that is shared")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    folders = packed(given.work, given.rounds, given.clips, given.weights)
+    folders = packed(given.work, given.rounds, given.clips, given.model)
     clock = time.process_time if given.cpu else time.monotonic
     ends = [clock()]
     done = Session._done
@@ -69,11 +102,16 @@ def main() -> None:
         done(self, record)
         ends.extend([clock()] if record else [])
 
-    values = [f"model.weights={given.weights}", "method=stella", "stream.augment=false", "data.source=packed"]
-    config = run_config(None, [*values, f"data.path={folders[0]}", *given.values])
+    model = (
+        [f"model.preset={given.model}", "model.weights=none"]
+        if given.model in PRESETS
+        else [f"model.weights={given.model}"]
+    )
+    values = ["method=stella", "stream.augment=false", "data.source=packed"]
+    config = run_config(None, [*model, *values, f"data.path={folders[0]}", *given.values])
     home = given.work / "home"
     with patch.object(Session, "_done", timed), patch.object(learning, "time", SimpleNamespace(monotonic=clock)):
-        learn(home, folders, config, clips=given.clips, console=Console(file=sys.stderr))
+        learn(home, folders, config, epochs=given.epochs, clips=given.clips, console=Console(file=sys.stderr))
     report(Home(home), ends, "CPU time" if given.cpu else "wall", given.out)
 
 
@@ -82,11 +120,16 @@ def report(home: Home, ends: list[float], measured: str, out: Path | None) -> No
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} thread(s)"
     rows = []
     for record, wall in zip(home.history(), (b - a for a, b in pairwise(ends)), strict=True):
-        parts = {name: record["seconds"].get(name, 0.0) for name in FIELDS[3:8]}
+        parts = {name: record["seconds"].get(name, 0.0) for name in FIELDS[4:9]}
         lost = 1 - parts["training"] / wall
         rest = wall - sum(parts.values())
         figures = {"seconds": wall, **parts, "rest": rest}
-        about = {"round": record["round"], "clips": record["clips"], "lost": f"{100 * lost:.1f}%"}
+        about = {
+            "round": record["round"],
+            "epochs": record["epochs"],
+            "clips": record["clips"],
+            "lost": f"{100 * lost:.1f}%",
+        }
         rows.append(about | {name: f"{value:.2f}" for name, value in figures.items()})
         print(rows[-1], file=sys.stderr)
     if out:

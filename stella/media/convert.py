@@ -78,10 +78,9 @@ def picture(frame: Any, scaler: Any, pixel_aspect: Fraction | None, size: int) -
 
 def _display_matrix(frame: Any) -> Any:
     """Nine integers, or None. `frame.side_data` would keep a frame until the garbage collector runs: it refers back."""
-    for data in require("av.sidedata.sidedata").SideDataContainer(frame):
-        with suppress(ValueError):  # a type that PyAV does not know
-            if data.type.name == "DISPLAYMATRIX":
-                return np.frombuffer(data, np.int32)
+    container = require("av.sidedata.sidedata").SideDataContainer
+    with suppress(KeyError, ValueError):  # there is none, or PyAV 18 does not know all of the frame's data
+        return np.frombuffer(container(frame)["DISPLAYMATRIX"], np.int32)
     return None
 
 

@@ -106,8 +106,10 @@ def _container(file: Any, protocols: str, formats: tuple[str, ...], limits: Limi
     # "file:" and the whitelists keep FFmpeg from opening anything else that a name or a playlist mentions
     outside = {"protocol_whitelist": protocols, "format_whitelist": ",".join(formats)}
     probing = {"max_pixels": str(limits.pixels)}
-    open = require("av").open
-    with open(file, options=probing, container_options=outside, metadata_errors="replace", **more) as container:
+    av = require("av")
+    if int(av.__version__.split(".")[0]) < 19:  # later ones take any text
+        more["metadata_errors"] = "replace"
+    with av.open(file, options=probing, container_options=outside, **more) as container:
         for stream in container.streams:
             if stream.codec_context is not None:
                 stream.codec_context.options = limits.codec_options

@@ -150,7 +150,7 @@ def test_damage_does_not_become_other_pictures(tmp_path: Path, kind: str, most: 
         damaged.write_bytes(data[:at] + rng.randbytes(40) + data[at + 40 :])
         for strict in count:
             count[strict] += wrong(damaged, whole, Limits(strict))
-    assert count[True] <= most and count[False] >= 2
+    assert count[True] <= most and count[False] >= 1
 
 
 def test_keyframes_in_name_only_are_decoded_from_the_real_one(tmp_path: Path) -> None:
