@@ -17,7 +17,7 @@ MIDDLE = 0.5  # where a clip's frames come from unless a window is drawn: 0 is i
 def send(tensor: Tensor, device: Device) -> Tensor:
     """The tensor on that device, without host synchronisation."""
     if torch.device(device).type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
+        tensor = tensor.contiguous().pin_memory()  # an expanded one cannot be pinned
     return tensor.to(device, non_blocking=True)
 
 

@@ -140,3 +140,11 @@ def test_same_seed_same_result_and_inputs_untouched() -> None:
         one, two = (function(data, generator(7)) for _ in range(2))
         assert torch.equal(one, two) and not torch.equal(one, function(data, generator(8)))
     assert torch.equal(video, copies[0]) and torch.equal(spec, copies[1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_crops_on_a_gpu_are_those_on_the_cpu() -> None:
+    video = noise_video(3, 2, 40, 52)
+    assert differ(center_crop(video.cuda(), 28).cpu(), center_crop(video, 28)) < 0.02
+    crops = [multi_scale_crop(each, 28, generator(0, "crop")).cpu() for each in (video.cuda(), video)]
+    assert differ(*crops) < 0.02
