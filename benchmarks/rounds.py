@@ -5,8 +5,8 @@
 
 `--model` is a weight file's name, then the clips are scenes, or a preset at the paper's sizes, then they are noise.
 Training includes reading packed clips. Everything else counts as lost: scanning, setting clips aside, loading,
-measuring before and after, saving the state and the weights, the swap, the page. The first round of a process also
-builds the model and, where it is compiled, compiles it.
+measuring before and after, copying the state, waiting until the one before is written, the page.
+The first round of a process also builds the model and, where it is compiled, compiles it.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def main() -> None:
     home = given.work / "home"
     with patch.object(Session, "_done", timed), patch.object(learning, "time", SimpleNamespace(monotonic=clock)):
         learn(home, folders, config, epochs=given.epochs, clips=given.clips, console=Console(file=sys.stderr))
+    print(f"{clock() - ends[-1]:.2f} s after the last round, for its state and the page", file=sys.stderr)
     report(Home(home), ends, "CPU time" if given.cpu else "wall", given.out)
 
 

@@ -30,17 +30,17 @@ from stella.media.decode import decode, decode_track, read_duration
 from stella.media.inputs import Inputs
 from stella.media.windows import KINDS, Window, windows
 from stella.model.avm import AVM
-from stella.model.cav import CAV
+from stella.model.cav import CAV, CAVConfig
 
 Thing = Path | str | tuple[Any, float]  # a file, or frames with their rate, or a waveform with its rate
 VERSION = 1  # of how vectors are made; another one makes other fingerprints
 
 
-def fingerprint(cav: CAV, inputs: Inputs) -> str:
-    """sha256 of a backbone, its sizes and its inputs."""
-    about = {"version": VERSION, "config": to_tree(cav.config), "inputs": to_tree(inputs)}
+def fingerprint(config: CAVConfig, state: Mapping[str, Tensor], inputs: Inputs) -> str:
+    """sha256 of a backbone, its sizes and its inputs; `state` is its state_dict."""
+    about = {"version": VERSION, "config": to_tree(config), "inputs": to_tree(inputs)}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, tensor in sorted(cav.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -96,7 +96,7 @@ class Model:
         The matching module is left out, because no vector depends on it.
         """
         if not self._fingerprint:
-            self._fingerprint = fingerprint(self.cav, self.inputs)
+            self._fingerprint = fingerprint(self.cav.config, self.cav.state_dict(), self.inputs)
         return self._fingerprint
 
     # ---- embeddings

@@ -99,6 +99,7 @@ class Home:
         self.file = self.root / "home.json"
         self.held = self.root / "held"
         self._plans: dict[int, Plan] = {}
+        self.ahead = 0  # a round that this process is past, while its state is being written
 
     @property
     def exists(self) -> bool:
@@ -177,7 +178,7 @@ class Home:
     def current(self) -> int:
         """The number of the round whose state is in use; 0 before the first."""
         link = self.root / "current"
-        return int(link.readlink().name) if link.is_symlink() else 0
+        return max(self.ahead, int(link.readlink().name) if link.is_symlink() else 0)
 
     def round(self, number: int) -> RoundFolder:
         return RoundFolder(self.root / "rounds" / f"{number:06d}", number)
@@ -200,15 +201,16 @@ class Home:
         return [read_json(self.round(number).record) for number in range(1, self.current + 1)]
 
     def seen(self) -> Seen:
-        """Everything that was learnt, set aside, found unusable or dropped, and what the round in progress has."""
+        """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
         seen, first = Seen(), 0
         for number, plan in enumerate(self.plans(), 1):
             self._add(seen, self.round(number), plan, first)
             first += plan.clips
-        folders = [self.next] if self.next.plan.exists() else []
-        folders += [RoundFolder(path, 0) for path in sorted((self.root / "dropped").glob("*"))]
+        later = (path for path in (self.root / "rounds").glob("*") if int(path.name) > self.current)
+        folders = [RoundFolder(path, 0) for path in sorted([*later, *(self.root / "dropped").glob("*")])]
         for folder in folders:
-            self._add(seen, folder, folder.read_plan(), None)
+            if folder.plan.exists():
+                self._add(seen, folder, folder.read_plan(), None)
         return seen
 
     def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,12 +99,13 @@ def learn(
     and stop; the outcome then has an exit code. A round that was interrupted is finished first.
     """
     home, console = Home(root), console or Console()
-    with home.locked(), Stop() as stop:
+    with home.locked(), Stop() as stop, _full_disk_explained(home.root):
         _opened(home, config, settings, run)
         roots = [str(Path(source).absolute()) for source in sources]
-        session = Session(Learner(home, console, stop), roots, epochs)
+        learner = Learner(home, console, stop)
+        session = Session(learner, roots, epochs)
         try:
-            with _full_disk_explained(home.root):
+            with learner:
                 session.watch(watch) if watch else session.once(clips)
         except Stopped:
             assert stop.signal is not None
@@ -147,7 +148,8 @@ class Session:
         for root in self.roots:
             if not Path(root).is_dir():
                 raise StellaError(f"{root} is not a folder; give folders of videos, shards or packed clips")
-        self._done(self.learner.go_on())
+        while (left := self.learner.go_on()) is not None:
+            self._done(left)
         new = [item for item, _ in self._scan(self.home.seen())]
         for problem in self.scanner.problems:
             self.learner.say(problem, "yellow")
@@ -167,11 +169,11 @@ class Session:
             now = time.monotonic()
             due = len(new) >= when.clips or (bool(new) and now - last >= when.every)
             if self.home.next.plan.exists() or due:
-                if self._attempt(new[: when.clips]):
+                if self._attempt(lambda: self._one(new[: when.clips])):  # noqa: B023
                     last = arrived = time.monotonic()
                     seen = self.home.seen()
-                else:
-                    self._wait(PAUSE)
+                continue
+            if not self._attempt(self.learner.settle):
                 continue
             arrived = now if self._unchanged else arrived
             if when.idle is not None and not new and now - arrived >= when.idle:
@@ -179,22 +181,25 @@ class Session:
             self.draw()
             self._wait(when.scan)
 
-    def _attempt(self, new: Sequence[Item]) -> bool:
-        """Finish the round that was begun, or begin one; False if a disk is full or gone."""
+    def _one(self, new: Sequence[Item]) -> None:
+        """Finish the round that was begun, or begin one."""
+        self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
+        """False, after a while, if a disk is full or gone."""
         try:
-            self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
+            work()
+            return True
         except GoneError as error:
             self._say_once(f"waiting: {error}")
-            return False
         except (OSError, StellaError) as error:
             if (cause := _full(error)) is None:
                 raise
             self._say_once(
                 f"waiting: {self.home.root} cannot be written ({cause.strerror}); it goes on with free space"
             )
-            return False
-        self._told.clear()
-        return True
+        self._wait(PAUSE)
+        return False
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -204,7 +209,8 @@ class Session:
 
     def _done(self, record: Line | None) -> None:
         if record is not None:
-            self.rounds.append(record)
+            earlier = [each for each in self.rounds if each["round"] < record["round"]]
+            self.rounds = [*earlier, record]  # one whose state could not be written is done again
             self.learner.say(told(record))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:
@@ -213,7 +219,9 @@ class Session:
     def draw(self) -> None:
         """Bring the page up to date, if there is anything new."""
         if not self._page:
+            self.learner.settle()
             write_page(self.home)
+            self._told.clear()
             self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:

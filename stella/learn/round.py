@@ -3,10 +3,11 @@
 A learner is a run whose list of tasks grows. A round is one more task of a stream that already knows the lengths of
 the earlier ones, so clips never share an id, and rounds given one call after the other end where one run over the same
 tasks ends. Everything that a kill interrupts is repeated with the same outcome: the clips of a round are written down
-before anything else, and the state in use changes last.
+before anything else, and the state in use changes last. While a state is written the next round begins; after a kill
+there may therefore be two rounds to finish.
 """
 
-import ctypes
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from rich.console import Console
@@ -30,12 +31,14 @@ from stella.errors import StellaError
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.retrieval import Embeddings, embed
-from stella.files import Line, read_json, write_bytes, write_json
+from stella.files import Line, write_bytes, write_json
+from stella.learn.behind import Behind, copied, give_back
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, measures
 from stella.model import weights
+from stella.model.layouts import under
 from stella.rng import generator
 from stella.runs.build import build_method
 from stella.runs.config import machine
@@ -47,6 +50,7 @@ from stella.train.checkpoint import Checkpoints
 from stella.train.trainer import Trainer
 
 BEFORE = "before.pt"  # embeddings by the state before the round
+Vectors = dict[str, tuple[Tensor, Tensor]]  # of sounds and pictures of the held-out clips, by key
 
 
 class KeptApartError(StellaError):
@@ -86,9 +90,18 @@ class Learner:
         self.config = home.config
         self.machine = machine(self.config.train)
         self._commit = environment(self.machine)["commit"]
-        self._trainer: Trainer | None = None  # with the state in use, between rounds
+        self._trainer: Trainer | None = None  # with the last round's state, between rounds
+        self._last: Line | None = None  # the last round's record …
+        self._known: Vectors = {}  # … and the embeddings by its state
+        self._behind = Behind()
         self._decoded: dict[str, Clip] = {}  # clips that the last round was measured with
         self._seconds: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
 
     def begin(self, items: Sequence[Item], epochs: int = 1) -> Line:
         """A round over these items, which are new."""
@@ -109,19 +122,36 @@ class Learner:
             return None
         record = folder.ended or self._round(folder, folder.read_plan())
         if record["kept_apart"]:
+            self.settle()
             self._trainer = None
             raise KeptApartError(
                 f"round {folder.number} is kept apart: A on old clips fell by {fall(record):.1f} points, more than the "
                 f"guard of {record['guard']:g}; the state before it stays in use. Take it with stella learn "
                 f"{self.home.root} --accept, or throw it away with --drop"
             )
-        self.accept(folder)
-        _give_back()
+        self._behind.do(lambda: self.home.use(folder.number))
+        self._behind.do(give_back)
+        self.home.ahead = folder.number
+        self._tidy()
         return record
 
+    def settle(self) -> None:
+        """Wait until all is written. If it cannot be, the next round begins with what is on the disk."""
+        try:
+            self._behind.wait()
+        except BaseException:
+            self._trainer = self._last = None
+            raise
+        finally:
+            self.home.ahead = 0
+
     def accept(self, folder: RoundFolder) -> None:
-        """Put a finished round to use, and remove what is not needed any more."""
+        """Put a finished round to use."""
         self.home.use(folder.number)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove clips that were set aside and are not kept any more."""
         held = {clip.key for clip in kept(self.home.plans(), self.home.settings.held)}
         for path in self.home.held.glob("*.tar"):
             if path.stem not in held:
@@ -145,15 +175,17 @@ class Learner:
         loss = state["loss"] if state and "loss" in state else self._train(folder, plan, trainer, skipped)
         with self.stop.at_once():
             with self._timed("measuring"):
-                found = self._measured(folder, trainer, held, before)
+                after = self._embed(trainer, held, {})
+                found = self._measured(folder, trainer, held, before, after)
             with self._timed("saving"):
-                self._write_weights(folder, trainer, found)
+                self._write_weights(folder, trainer, found, after)
             self._seconds["all"] = time.monotonic() - began
             record = _record(folder, plan, skipped) | {"steps": trainer.counters.step, "loss": loss, **found}
             record |= {"memory": self._memory(trainer, plan), **self._guarded(found)}
-            write_json(folder.record, record | {"seconds": {k: round(v, 3) for k, v in self._seconds.items()}})
-        self._trainer = trainer
-        return read_json(folder.record)
+            record |= {"seconds": {k: round(v, 3) for k, v in self._seconds.items()}}
+            self._behind.do(lambda: write_json(folder.record, record))
+        self._trainer, self._last, self._known = trainer, json.loads(json.dumps(record)), after
+        return self._last
 
     def _set_aside(self, folder: RoundFolder, plan: Plan, skipped: Skipped) -> HeldOut:
         """Store this round's held-out clips; returns those of all rounds to measure with."""
@@ -184,6 +216,7 @@ class Learner:
         own: dict[str, Any] = {"epochs": plan.epochs, "most_bad": 1.0, "workers": self._workers(plan.train)}
         stream = Stream(tasks, replace(self.config.stream, **own), self.machine.device, skipped)
         if trainer is None:
+            self.settle()
             state = self.home.round(self.home.current).checkpoints.load() if self.home.current else None
             method = build_method(self.config, self.machine.device, initial=state is None)
             shorter = Stream(tasks[:-1] if plan.clips else tasks, stream.config, self.machine.device)
@@ -195,17 +228,18 @@ class Learner:
         trainer.stream = stream
         return trainer
 
-    def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Embeddings:
+    def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Vectors:
         """Embeddings of the held-out clips by the state before the round, which the trainer has."""
         path = folder.root / BEFORE
         if not path.exists():
             last = self.home.round(self.home.current).embeddings
-            known = _read(last) if self.home.current and last.exists() else {}
-            _write(path, held.keys, self._embed(trainer, held, known), "")
-        return _aligned(_read(path), held.keys)
+            if self._last is None and self.home.current and last.exists():
+                self._known = _read(last)
+            _write(path, self._embed(trainer, held, self._known), "")
+        return _read(path)
 
-    def _embed(self, trainer: Trainer, held: HeldOut, known: dict[str, tuple[Tensor, Tensor]]) -> Embeddings:
-        """Embeddings of the held-out clips, of which some may be known; ids are their positions."""
+    def _embed(self, trainer: Trainer, held: HeldOut, known: Vectors) -> Vectors:
+        """Embeddings of the held-out clips, of which some may be known."""
         missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known], held.decoded)
         found = dict(known)
         if len(missing):
@@ -214,7 +248,7 @@ class Learner:
             made = embed(trainer.method.eval_model, missing, stream, device, autocast)
             for id, a, v in zip(made.ids.tolist(), made.a.cpu(), made.v.cpu(), strict=True):
                 found[missing.keys[id]] = a, v
-        return _aligned(found, held.keys)
+        return {key: found[key] for key in held.keys if key in found}
 
     def _train(self, folder: RoundFolder, plan: Plan, trainer: Trainer, skipped: Skipped) -> dict[str, float]:
         """Train to the end of the round and save its state; returns the mean losses."""
@@ -228,14 +262,17 @@ class Learner:
                 self._check_finite(folder, trainer)
                 ended, stopping = stream.finished_task is not None, self.stop.signal
                 if not ended and (stopping or time.monotonic() - saved >= 60 * train.checkpoint_minutes):
+                    self.settle()
                     checkpoints.save(counters.step, {"trainer": trainer.state_dict()})
                     saved = time.monotonic()
                 if stopping and not ended:
                     raise Stopped
         with self._timed("saving"):
             trainer.settle()
-            loss = trainer.meter.read()
-            folder.checkpoints.save(counters.step, {"trainer": trainer.state_dict(), "loss": loss})
+            loss, step = trainer.meter.read(), counters.step
+            self.settle()
+            state = copied({"trainer": trainer.state_dict(), "loss": loss})
+            self._behind.do(lambda: folder.checkpoints.save(step, state))
         return loss
 
     def _advance(self, plan: Plan, trainer: Trainer, skipped: Skipped) -> bool:
@@ -260,25 +297,32 @@ class Learner:
                 f"stella learn {self.home.root} --drop"
             )
 
-    def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Embeddings) -> Line:
-        after = self._embed(trainer, held, {})
-        _write(folder.embeddings, held.keys, after, fingerprint(trainer.method.eval_model, self.home.inputs))
-        both = [i for i in before.ids.tolist() if i in set(after.ids.tolist())]
-        old, new = (_only(each, both) for each in (before, after))
-        last = self.home.round(self.home.current).ended if self.home.current else None
-        found = measures(old, new, held.rounds[both], folder.number, last)
+    def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Vectors, after: Vectors) -> Line:
+        both = [i for i, key in enumerate(held.keys) if key in before and key in after]
+        keys = [held.keys[i] for i in both]
+        last = self._last or (self.home.round(self.home.current).ended if self.home.current else None)
+        found = measures(_rows(before, keys), _rows(after, keys), held.rounds[both], folder.number, last)
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]
             worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
         return found | {"matching": self._matching(trainer, held)}
 
-    def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line) -> None:
+    def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line, after: Vectors) -> None:
+        """Weights and embeddings, behind."""
         scores = {"A": found["old"] and found["old"]["after"], "F": found["F"], "gallery": found["gallery"]}
         extra = {"config": to_tree(self.config), "commit": self._commit, "round": folder.number, "scores": scores}
-        method = trainer.method
-        write_bytes(folder.weights, weights.packed(method.eval_model, method.avm, extra, self.home.inputs))
-        if trainer.slow is not None:
-            write_bytes(folder.slow_weights, weights.packed(trainer.slow.model, None, extra, self.home.inputs))
+        inputs, model, avm = self.home.inputs, trainer.method.eval_model, trainer.method.avm
+        state = copied(weights.state_of(model, avm))
+        slow = None if trainer.slow is None else copied(weights.state_of(trainer.slow.model))
+
+        def write() -> None:
+            mark = fingerprint(model.config, under("backbone.", state), inputs)
+            _write(folder.embeddings, after, mark)
+            write_bytes(folder.weights, weights.packed_state(state, model.config, avm, extra, inputs))
+            if slow is not None:
+                write_bytes(folder.slow_weights, weights.packed_state(slow, model.config, None, extra, inputs))
+
+        self._behind.do(write)
 
     def _guarded(self, found: Line) -> Line:
         guard, fell = self.home.settings.guard, fall(found)
@@ -318,13 +362,6 @@ class Learner:
         say(self.console, line, style)
 
 
-def _give_back() -> None:
-    """Return freed memory to the system. glibc keeps it in pieces otherwise, and a learner runs for months."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
     return {
         "round": folder.number,
@@ -350,23 +387,17 @@ def told(record: Line) -> str:
     return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"
 
 
-def _write(path: Path, keys: Sequence[str], embeddings: Embeddings, state: str) -> None:
-    named = [keys[i] for i in embeddings.ids.tolist()]
-    Measured(state, named, embeddings.a.cpu(), embeddings.v.cpu()).write(path)
+def _write(path: Path, found: Vectors, state: str) -> None:
+    rows = _rows(found, list(found))
+    Measured(state, list(found), rows.a, rows.v).write(path)
 
 
-def _read(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def _read(path: Path) -> Vectors:
     found = Measured.read(path)
     return {key: (a, v) for key, a, v in zip(found.keys, found.a, found.v, strict=True)}
 
 
-def _only(embeddings: Embeddings, ids: Sequence[int]) -> Embeddings:
-    rows = [embeddings.ids.tolist().index(id) for id in ids]
-    return Embeddings(embeddings.a[rows], embeddings.v[rows], embeddings.ids[rows])
-
-
-def _aligned(found: dict[str, tuple[Tensor, Tensor]], keys: Sequence[str]) -> Embeddings:
-    """The embeddings of these clips, as far as there are any."""
-    rows = [i for i, key in enumerate(keys) if key in found]
-    a, v = (torch.stack([found[keys[i]][n] for i in rows]) if rows else torch.empty(0, 1) for n in (0, 1))
-    return Embeddings(a, v, torch.tensor(rows, dtype=torch.int64))
+def _rows(found: Vectors, keys: Sequence[str]) -> Embeddings:
+    """The embeddings of these clips; their ids are their positions."""
+    a, v = (torch.stack([found[key][n] for key in keys]) if keys else torch.empty(0, 1) for n in (0, 1))
+    return Embeddings(a, v, torch.arange(len(keys)))

@@ -103,9 +103,25 @@ def packed(
     dtype: torch.dtype | None = None,
 ) -> bytes:
     """The bytes that `save` writes; `dtype` stores tensors in another precision than the model's."""
+    return packed_state(state_of(model, avm), model.config, avm, extra, inputs, dtype)
+
+
+def state_of(model: CAV, avm: AVM | None = None) -> State:
+    """The tensors of a weight file by name."""
     state = {f"backbone.{k}": v for k, v in model.state_dict().items()}
-    state |= {f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {}
-    header: dict[str, Any] = {"version": 1, "config": to_tree(model.config)}
+    return state | ({f"avm.{k}": v for k, v in avm.state_dict().items()} if avm else {})
+
+
+def packed_state(
+    state: State,
+    config: CAVConfig,
+    avm: AVM | None = None,
+    extra: Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
+    dtype: torch.dtype | None = None,
+) -> bytes:
+    """`packed` of a `state_of` that was taken earlier."""
+    header: dict[str, Any] = {"version": 1, "config": to_tree(config)}
     header |= {"avm_heads": avm.heads, "avm_beta": avm.beta} if avm else {"avm_heads": None}
     header |= {"inputs": to_tree(inputs)} if inputs else {}
     header = json.loads(json.dumps(header | {"extra": dict(extra or {})}))  # as it is read back

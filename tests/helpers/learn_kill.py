@@ -34,7 +34,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "in a step, before the memory": (Memory, "add"),
     "measuring": (CAV, "represent_v"),
     "checkpoint writing": (checkpoint._Writer, "write"),
-    "weights": (weights, "packed"),
+    "weights": (weights, "packed_state"),
     "before the record": (round, "write_json"),
     "before the swap": (home, "_link"),
     "after the swap": (round, "kept"),

@@ -1,0 +1,72 @@
+"""States that are written while the next round trains."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.learning import SHARE, config_for, packed, quiet, state
+from helpers.small import same
+
+from stella.errors import StellaError
+from stella.learn.behind import Behind, copied
+from stella.learn.home import Home
+from stella.learn.loop import learn
+from stella.learn.round import Learner
+from stella.train.checkpoint import Checkpoints
+
+WAIT = 30.0
+
+
+def test_the_next_round_trains_while_a_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first state is held back until the second round trains. All ends as it would otherwise."""
+    sources = packed(tmp_path / "in", (12, 12))
+    plain_save, plain_train = Checkpoints.save, Learner._train
+    training, seen = threading.Event(), []
+
+    def save(self: Checkpoints, step: int, given: Any) -> Path:
+        if not seen:
+            seen.append(training.wait(WAIT))
+        return plain_save(self, step, given)
+
+    def train(self: Learner, folder: Any, *more: Any) -> dict[str, float]:
+        if folder.number == 2:
+            assert Home(self.home.root).current == 0 and self.home.current == 1
+            training.set()
+        return plain_train(self, folder, *more)
+
+    config = config_for(sources[0], method="derpp")
+    learn(tmp_path / "plain", sources, config, SHARE, clips=12, console=quiet())
+    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(Learner, "_train", train)
+    learn(tmp_path / "home", sources, config, SHARE, clips=12, console=quiet())
+    assert seen == [True] and Home(tmp_path / "home").current == 2
+    assert same(state(tmp_path / "home"), state(tmp_path / "plain"))
+
+
+def test_after_a_failure_nothing_later_is_written(tmp_path: Path) -> None:
+    behind, done = Behind(), []
+    behind.do(lambda: done.append("one"))
+    behind.wait()
+
+    def fail() -> None:
+        raise StellaError("the disk is full")
+
+    behind.do(fail)
+    behind.do(lambda: done.append("two"))
+    with pytest.raises(StellaError, match="the disk is full"):
+        behind.wait()
+    assert done == ["one"]
+    behind.wait()  # told once
+    behind.do(lambda: done.append("three"))
+    behind.wait()
+    assert done == ["one", "three"]
+
+
+def test_a_copied_state_does_not_change_with_training() -> None:
+    weight = torch.zeros(3)
+    state = {"a": [weight, 1, "x", None], "b": {"c": (weight[1:],)}}
+    found = copied(state)
+    weight += 1
+    assert same(found, {"a": [torch.zeros(3), 1, "x", None], "b": {"c": [torch.zeros(2)]}})
