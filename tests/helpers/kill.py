@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helpers.dying import hook
 from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from stella import files
 from stella.memory import Memory
@@ -35,17 +35,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "a line half written": (files.Lines, "write"),
     "final weights": (weights, "packed"),
 }
-
-
-def hook(patch: pytest.MonkeyPatch, place: str, reached: Callable[[], None]) -> None:
-    owner, name = PLACES[place]
-    plain = getattr(owner, name)
-
-    def wrapped(*args: Any, **more: Any) -> Any:
-        reached()
-        return plain(*args, **more)
-
-    patch.setattr(owner, name, wrapped)
 
 
 def go(run: Path, minutes: float) -> None:
@@ -74,7 +63,7 @@ def child(run: Path, minutes: float, place: str | None = None, call: int = 0) ->
                 os.kill(os.getpid(), signal.SIGKILL)
 
         if place:
-            hook(patch, place, reached)
+            hook(patch, PLACES[place], reached)
         try:
             go(run, minutes)
         except BaseException as error:
@@ -89,7 +78,7 @@ def undisturbed(run: Path) -> tuple[dict[str, int], float]:
     with pytest.MonkeyPatch.context() as patch:
         use_tasks(patch, noise_tasks(("one", "two")))
         for place in PLACES:
-            hook(patch, place, lambda place=place: counts.update([place]))  # type: ignore[misc]
+            hook(patch, PLACES[place], lambda place=place: counts.update([place]))  # type: ignore[misc]
         began = time.monotonic()
         go(run, minutes=10)
         return dict(counts), time.monotonic() - began

@@ -11,13 +11,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helpers.dying import hook
 from helpers.learning import config_for, in_rounds, packed, state
 from helpers.small import same
 from stella import files
@@ -41,17 +41,6 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
-def hook(patch: pytest.MonkeyPatch, place: str, reached: Callable[[], None]) -> None:
-    owner, name = PLACES[place]
-    plain = getattr(owner, name)
-
-    def wrapped(*args: Any, **more: Any) -> Any:
-        reached()
-        return plain(*args, **more)
-
-    patch.setattr(owner, name, wrapped)
-
-
 def go(root: Path, there: Path, watch: bool, minutes: float) -> None:
     config = config_for(str(root / "in" / "0"), f"train.checkpoint_minutes={minutes}")
     in_rounds(there, str(root / "in"), config, watch)
@@ -71,7 +60,7 @@ def child(root: Path, there: Path, watch: bool, minutes: float, place: str | Non
                 os.kill(os.getpid(), signal.SIGKILL)
 
         if place:
-            hook(patch, place, reached)
+            hook(patch, PLACES[place], reached)
         try:
             go(root, there, watch, minutes)
         except BaseException as error:
@@ -84,7 +73,7 @@ def undisturbed(root: Path) -> tuple[dict[str, int], float]:
     counts: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for place in PLACES:
-            hook(patch, place, lambda place=place: counts.update([place]))  # type: ignore[misc]
+            hook(patch, PLACES[place], lambda place=place: counts.update([place]))  # type: ignore[misc]
         began = time.monotonic()
         go(root, root / "whole", False, 10)
         return dict(counts), time.monotonic() - began

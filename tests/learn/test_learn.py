@@ -1,15 +1,14 @@
 """A learner is a run whose tasks come one after the other; its folder is always whole."""
 
-import json
 import os
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from helpers import learn_kill
 from helpers.disk import small_disk
+from helpers.dying import killed
 from helpers.learning import SHARE, config_for, packed, quiet, state
 from helpers.media_files import write_video
 from helpers.small import same, use_tasks
@@ -105,14 +104,7 @@ def test_the_page_tells_every_round_and_shows_what_is_forgotten(three: Path) -> 
 
 @pytest.mark.parametrize("learners", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_learner_killed_at_any_moment_ends_as_if_it_had_not_been(learners: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, learn_kill.__file__, str(tmp_path), str(learners), "5"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    results = killed(learn_kill, tmp_path, learners, 5)
     assert len(results) == learners and all(result["same"] for result in results), results
     assert {result["watch"] for result in results} == {False, True}
     assert all(result["killed"][0] for result in results), results
