@@ -69,11 +69,14 @@ class Faulty:
         return self.clips[index]
 
 
-def delivered(sources: list[Any], peers: Peers = ALONE) -> list[list[list[int]]]:
-    """The ids of each batch, then what was read of each source, then what was skipped."""
-    config = StreamConfig(batch_size=5, epochs=2, augment=False, most_bad=0.9, **SHAPES)
+def delivered(sources: list[Any], peers: Peers = ALONE) -> list[list[list[Any]]]:
+    """The ids of each batch, with sums of augmented pixels and filterbanks; what was read of each source; skipped."""
+    config = StreamConfig(batch_size=5, epochs=2, most_bad=0.9, **SHAPES)
     stream = Stream([(str(i), source) for i, source in enumerate(sources)], config, "cpu", None, peers)
-    batches = [[*batch.ids.tolist(), *batch.video.sum((1, 2, 3, 4)).tolist()] for batch in stream]
+    batches = [
+        [*batch.ids.tolist(), *batch.video.sum((1, 2, 3, 4)).tolist(), *batch.audio.double().sum((1, 2)).tolist()]
+        for batch in stream
+    ]
     read = [source.read for source in sources if isinstance(source, Faulty)]
     return [batches, read, [sorted(int(id) for id in stream.skipped.records)]]
 
@@ -90,9 +93,10 @@ def test_an_epoch_reads_every_clip_once(count: int) -> None:
     found = fork(count, lambda world: delivered(sources(), world))
     assert [each[2] for each in found] == [alone[2]] * count  # all know what was skipped
     for number, batch in enumerate(alone[0]):
-        rows = torch.tensor(batch).view(2, -1)  # ids and sums of pixels
-        shares = [torch.tensor(each[0][number]).view(2, -1) for each in found]
-        assert torch.equal(torch.cat(shares, 1).long(), rows)
+        rows = torch.tensor(batch, dtype=torch.float64).view(3, -1)
+        shares = [torch.tensor(each[0][number], dtype=torch.float64).view(3, -1) for each in found]
+        together = torch.cat(shares, 1)
+        assert torch.equal(together[:2], rows[:2]) and torch.allclose(together[2], rows[2], rtol=1e-6)
         assert [each.shape[1] for each in shares] == cut(rows.shape[1], count)
     for source, once in enumerate(alone[1]):
         assert sorted(index for each in found for index in each[1][source]) == sorted(once)
