@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -44,7 +45,7 @@ from stella.clip import Batch
 from stella.errors import ConfigError, StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
-from stella.peers import ALONE, Peers, cut
+from stella.peers import ALONE, Arriving, Peers, cut
 
 FAILED = "failed"  # a key of the store
 
@@ -259,23 +260,34 @@ class World(Peers):
             -1, *rows.shape[1:]
         )
 
-    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
-        if to is None:
-            given = self.gather(
-                rows[at[owner == self.rank].to(rows.device)], owner.bincount(minlength=self.count).tolist()
-            )
-            order = owner.argsort(stable=True)
-        else:
-            mine = owner == self.rank
-            leaving = [at[mine & (to == rank)] for rank in range(self.count)]
-            arriving = owner[to == self.rank]
-            sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
-            got = sent.new_empty(len(arriving), *sent.shape[1:])
-            sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
-            dist.all_to_all_single(got, sent, *sizes, group=self._group(rows))
-            given = got.view(rows.dtype).view(len(arriving), *rows.shape[1:])
-            order = arriving.argsort(stable=True)
-        return given[order.argsort().to(rows.device)]
+    def moving(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Arriving:
+        mine = owner == self.rank
+        leaving = [at[mine & (to == rank)] for rank in range(self.count)]
+        arriving = owner[to == self.rank]
+        sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
+        got = sent.new_empty(len(arriving), *sent.shape[1:])
+        sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
+        work = dist.all_to_all_single(got, sent, *sizes, group=self._group(rows), async_op=True)
+        order = arriving.argsort(stable=True).argsort().to(rows.device)
+
+        def arrived() -> Tensor:
+            work.wait()
+            return got.view(rows.dtype).view(len(arriving), *rows.shape[1:])[order]
+
+        return arrived
+
+    def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+        mine = rows[at[owner == self.rank].to(rows.device)]
+        given = self.gather(mine, owner.bincount(minlength=self.count).tolist())
+        return given[owner.argsort(stable=True).argsort().to(rows.device)]
+
+    def added(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The sum over the processes of everybody's rows [sum(counts), …], of which this one is given its own."""
+        most = max(counts)
+        parts = [F.pad(part, (0, 0, 0, most - len(part))) for part in torch.split(rows, list(counts))]
+        own = torch.empty_like(parts[self.rank])
+        dist.reduce_scatter(own, parts, group=self._group(rows))
+        return own[: counts[self.rank]]
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the processes."""

@@ -123,6 +123,8 @@ class Trainer:
             finite = self._compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
+        if memory is not None and self.world:
+            memory.draw_ahead()
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True

@@ -8,12 +8,15 @@ from helpers.noise import Noise
 from helpers.team import SHAPES, compare, fork
 
 from stella.clip import Clip
+from stella.columns import Column
 from stella.data.stream import Stream, StreamConfig
 from stella.errors import ClipError
+from stella.memory import Memory
 from stella.methods import METHODS
 from stella.peers import ALONE, Peers, cut, owners
+from stella.rng import generator
 from stella.train import sharing
-from stella.train.distributed import World
+from stella.train.distributed import Layout, World
 
 ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for clips in (3, 5, 7)]
 
@@ -44,8 +47,7 @@ def test_the_comparison_sees_a_gather_without_gradient(monkeypatch: pytest.Monke
     """Negative control."""
 
     def cut(ctx: Any, gradient: Any) -> Any:
-        start = sum(ctx.counts[: ctx.world.rank])
-        return gradient[start : start + ctx.counts[ctx.world.rank]], None, None
+        return gradient.split(ctx.counts)[ctx.world.rank], None, None
 
     monkeypatch.setattr(sharing.GatherRows, "backward", staticmethod(cut))
     found = compare(2, 2, ["finetune"])["finetune"]
@@ -102,6 +104,47 @@ def test_an_epoch_reads_every_clip_once(count: int) -> None:
         assert sorted(index for each in found for index in each[1][source]) == sorted(once)
 
 
+def draws(world: World, ahead: bool) -> list[list[Any]]:
+    """Drawn rows, saved generators, and how many columns set out while a draw was waited for; the last batch is short.
+
+    A step changes drawn rows after its draw, and step 5 once more after the next draw was begun.
+    """
+    memory = Memory({"x": Column(torch.float32, (2,))}, 8, generator("memory"))
+    memory.split(world)
+    waited, found = [0], []
+    moving = world.moving
+
+    def counted(*given: Any) -> Any:
+        waited[0] += 1
+        return moving(*given)
+
+    for step, size in enumerate([4, 4, 4, 4, 4, 4, 4, 3, 4]):
+        world.here = Layout(cut(size, 2), whole=False)
+        ids = torch.arange(10 * step, 10 * step + size)[world.rows(size)]
+        world.moving = counted  # type: ignore[method-assign]
+        waited[0] = 0
+        drawn = memory.draw(len(ids))
+        world.moving = moving  # type: ignore[method-assign]
+        memory.add(ids, x=ids[:, None].float().expand(-1, 2))
+        if drawn is not None:
+            memory.update(drawn.slots, x=drawn["x"] + 0.25)
+            found.append([drawn.ids.tolist(), drawn["x"].tolist(), waited[0]])
+        if ahead:
+            memory.draw_ahead()
+        if step == 5 and drawn is not None:
+            memory.update(drawn.slots, x=drawn["x"] + 0.5)
+        found.append([memory.state_dict()["generator"].tolist(), memory.ids.tolist()])
+    return found
+
+
+def test_draws_ahead_change_nothing() -> None:
+    """Used, of another size, overtaken by a change, or saved: the same rows, and the same random numbers after it."""
+    for plain, ahead in fork(2, lambda world: [draws(world, False), draws(world, True)]):
+        assert [each[:2] for each in plain] == [each[:2] for each in ahead]
+        assert [each[2] for each in ahead if len(each) > 2] == [0, 0, 0, 0, 0, 1, 1, 1]  # overtaken, short, after it
+        assert {each[2] for each in plain if len(each) > 2} == {1}
+
+
 def test_rows_and_their_owners() -> None:
     assert cut(7, 3) == [3, 2, 2] and cut(1, 4) == [1, 0, 0, 0]
     owner, at = owners([2, 0, 3])
@@ -122,7 +165,7 @@ def test_rows_move_between_processes() -> None:
             own = everyone[owner == world.rank]
             moved = world.move(own, owner[which], at[which], to)
             found.append(moved.equal(everyone[which[to == world.rank]]))
-            found.append(world.move(own, owner[which], at[which], None).equal(everyone[which]))
+            found.append(world.spread(own, owner[which], at[which]).equal(everyone[which]))
             found.append(world.gather(own, [4, 5]).equal(everyone))
         return found
 
