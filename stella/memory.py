@@ -274,7 +274,7 @@ class Memory:
 
     def _all(self, rows: Tensor, counts: list[int]) -> Tensor:
         """The rows of all processes."""
-        return rows if self.peers.whole else self.peers.gather(rows, counts)
+        return rows if self.peers.whole or self.peers.count == 1 else self.peers.gather(rows, counts)
 
     def _write(self, slots: Tensor, values: Mapping[str, Tensor], counts: list[int]) -> None:
         """Put the rows of all processes, in order of rank, into these slots."""

@@ -34,6 +34,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -298,7 +299,11 @@ class World(Peers):
     # ---- a step
 
     def averaging(self, method: Method) -> DistributedDataParallel:
-        """`method.loss` as a module whose gradients are averaged while the backward pass goes on."""
+        """`method.loss` as a module whose gradients are averaged while the backward pass goes on.
+
+        Parts are compiled one by one (`fast/parts.py`), so that gradients come early: none is to be split for DDP.
+        """
+        torch._dynamo.config.optimize_ddp = False
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch 2.13
         how: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
