@@ -24,38 +24,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stella.bench.steps import Synthetic, settle_draws, step_times
-from stella.clip import Batch
+from stella.bench.steps import make_trainer, settle_draws, step_times
 from stella.config import resolve
 from stella.memory import Memory
 from stella.methods import METHODS
 from stella.model.cav import CAV, preset
 from stella.peers import ALONE, Peers, cut
 from stella.rng import generator
-from stella.runs.build import build_method
-from stella.runs.config import RunConfig, machine, model_config
+from stella.runs.config import RunConfig
 from stella.train.distributed import Layout, World
 from stella.train.trainer import Trainer
 
 FIELDS = ("place", "method", "processes", "batch", "ms", "clips_per_second", "spread")
 
 
-class Part(Synthetic):
-    """Synthetic batches, of which a process has its rows."""
-
-    def __init__(self, peers: Peers, *args: Any) -> None:
-        super().__init__(*args)
-        self.peers, self.total = peers, len(self._batches[0])
-
-    def __next__(self) -> Batch:
-        return super().__next__()[self.peers.rows(self.total)]
-
-
 def trainer(method: str, batch: int, values: list[str], peers: Peers) -> Trainer:
     config = resolve(RunConfig, None, [f"method={method}", f"stream.batch_size={batch}", *values])
-    place = machine(config.train)
-    stream: Any = Part(peers, model_config(config), batch, place.device)
-    return Trainer(build_method(config, place.device), stream, config.train, place, peers)
+    return make_trainer(config, None, peers)
 
 
 def warm_up(one: Trainer) -> None:

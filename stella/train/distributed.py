@@ -63,7 +63,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
 
     An error of one ends all: it tells its sentence, the others end without a word.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if started() < 2:
         yield ALONE
         return
     if device not in ("auto", "cpu", "cuda"):
@@ -78,8 +78,9 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
     try:
         yield World(minutes)
-    except StellaError:
+    except StellaError as error:
         _tell_once(store)
+        error.told = True
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
         with suppress(Exception):
@@ -88,10 +89,12 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         _tell_once(store)
-        raise StellaError(
+        gone = StellaError(
             "another process of this run is gone, or did not answer in time; start it again with --resume, "
             "or let torchrun --max-restarts do so"
-        ) from error
+        )
+        gone.told = True
+        raise gone from error
     finally:
         with suppress(Exception):
             dist.destroy_process_group()
@@ -136,12 +139,28 @@ def _tell_once(store: Any) -> None:
 
 def own_gpu() -> int:
     """The number of this process's GPU on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+    return int(os.environ.get("LOCAL_RANK", "0")) if started() > 1 else 0
+
+
+def started() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def first() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def restarts() -> int:
     """How often torchrun has started this run again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def job() -> str | None:
+    """torchrun's name (--rdzv-id) for its processes and all that it starts in their place; None without one."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else name
 
 
 @dataclass(frozen=True)
