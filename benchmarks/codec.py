@@ -24,11 +24,11 @@ from torch import Tensor
 from stella import codec
 from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws, step_times
 from stella.clip import Batch, Source
+from stella.columns import Column, coded
 from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import SIZES, Scenes
 from stella.data.stream import Stream, StreamConfig
-from stella.memory import Column, coded
 from stella.methods.base import clip_columns
 from stella.model.cav import preset
 from stella.runs.config import RunConfig

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stella import losses, selection
 from stella.clip import Batch
-from stella.memory import Column, MemoryBatch
+from stella.columns import Column
+from stella.memory import MemoryBatch
 from stella.methods.base import (
     Losses,
     Method,

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from stella import losses, selection
 from stella.clip import Batch
-from stella.memory import Column, MemoryBatch
+from stella.columns import Column
+from stella.memory import MemoryBatch
 from stella.methods import METHODS
 from stella.methods.base import Losses, clip_rows, drawn_patches, joined, output_rows, patch_rows
 from stella.methods.derpp import DERpp, stored_penalty

@@ -1,7 +1,8 @@
 """How a step scales over processes: measured where it can be, and a model of where it cannot.
 
     python -m benchmarks.scaling cpu --out results/scaling/cpu.csv      1, 2 and 4 processes on this machine, by gloo
-    python -m benchmarks.scaling gpu --out results/scaling/gpu.csv      one GPU: no process group beside NCCL and DDP
+    python -m benchmarks.scaling draws --out results/scaling/draws.csv  how long a draw from memory waits for its rows
+    python -m benchmarks.scaling gpu --out results/scaling/gpu.csv      one GPU: see benchmarks/scaling_gpu.py
     python -m benchmarks.scaling model MS --batch 48                    efficiency at 8, 64, 512 GPUs if a step takes MS
 
 The model's assumptions stand in results/scaling/README.md.
@@ -9,11 +10,12 @@ The model's assumptions stand in results/scaling/README.md.
 
 import argparse
 import csv
-import json
 import os
 import socket
 import statistics
-import sys
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,101 +24,112 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stella.bench.steps import Synthetic, settle_draws, step_times
-from stella.clip import Batch
+from stella.bench.steps import make_trainer, settle_draws, step_times
 from stella.config import resolve
+from stella.memory import Memory
 from stella.methods import METHODS
 from stella.model.cav import CAV, preset
-from stella.peers import ALONE, Peers
-from stella.runs.build import build_method
-from stella.runs.config import RunConfig, machine, model_config
-from stella.train.distributed import World
+from stella.peers import ALONE, Peers, cut
+from stella.rng import generator
+from stella.runs.config import RunConfig
+from stella.train.distributed import Layout, World
 from stella.train.trainer import Trainer
 
 FIELDS = ("place", "method", "processes", "batch", "ms", "clips_per_second", "spread")
 
 
-class Part(Synthetic):
-    """Synthetic batches, of which a process has its rows."""
-
-    def __init__(self, peers: Peers, *args: Any) -> None:
-        super().__init__(*args)
-        self.peers, self.total = peers, len(self._batches[0])
-
-    def __next__(self) -> Batch:
-        return super().__next__()[self.peers.rows(self.total)]
-
-
 def trainer(method: str, batch: int, values: list[str], peers: Peers) -> Trainer:
     config = resolve(RunConfig, None, [f"method={method}", f"stream.batch_size={batch}", *values])
-    place = machine(config.train)
-    stream: Any = Part(peers, model_config(config), batch, place.device)
-    return Trainer(build_method(config, place.device), stream, config.train, place, peers)
+    return make_trainer(config, None, peers)
+
+
+def warm_up(one: Trainer) -> None:
+    settle_draws(one)
+    step_times(one, 6)
 
 
 def measured(one: Trainer, steps: int) -> tuple[float, float]:
     """Median milliseconds of a step, and the spread between its quartiles."""
-    settle_draws(one)
-    step_times(one, 6)
-    times = step_times(one, steps)
-    low, middle, high = statistics.quantiles(times, n=4)
+    low, middle, high = statistics.quantiles(step_times(one, steps), n=4)
     return middle, high - low
 
 
-def fork(count: int, port: int, method: str, batch: int, values: list[str], steps: int, out: Path) -> None:
-    pids = []
-    for rank in range(count):
-        if pid := os.fork():
-            pids.append(pid)
-            continue
-        torch.set_num_threads(1)
-        peers: Peers = ALONE
-        if count > 1:
+def fork(count: int, work: Callable[[Peers], str]) -> str:
+    """What the first of so many processes, each on one thread, says."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for rank in range(count):
+            if pid := os.fork():
+                pids.append(pid)
+                continue
+            torch.set_num_threads(1)
             where = f"tcp://127.0.0.1:{port}"
-            dist.init_process_group("gloo", where, timedelta(minutes=5), rank=rank, world_size=count)
-            peers = World()
-        found = measured(trainer(method, batch, values, peers), steps)
-        if rank == 0:
-            out.write_text(json.dumps(found))
-        os._exit(0)
-    if any(os.waitpid(pid, 0)[1] for pid in pids):
-        raise SystemExit("a process failed")
+            if count > 1:
+                dist.init_process_group("gloo", where, timedelta(minutes=5), rank=rank, world_size=count)
+            said = work(World() if count > 1 else ALONE)
+            if rank == 0:
+                Path(folder, "said").write_text(said)
+            os._exit(0)
+        if sum(os.waitpid(pid, 0)[1] for pid in pids):
+            raise SystemExit("a process failed")
+        return Path(folder, "said").read_text()
 
 
 def cpu(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Strong scaling: the same batch, shared by more processes, each on one thread."""
+    """Strong scaling: the same batch, shared by more processes."""
     values, rows = ["model.preset=tiny", "train.device=cpu", "memory.clips=256"], []
     for method in args.methods.split(","):
         for count in (1, 2, 4):
-            with socket.socket() as one:
-                one.bind(("127.0.0.1", 0))
-                port = one.getsockname()[1]
-            out = Path(f"/tmp/scaling-{os.getpid()}.json")
-            fork(count, port, method, args.batch, values, args.steps, out)
-            ms, spread = json.loads(out.read_text())
-            out.unlink()
+
+            def work(peers: Peers, method: str = method) -> str:
+                one = trainer(method, args.batch, values, peers)
+                warm_up(one)
+                return "{} {}".format(*measured(one, args.steps))
+
+            ms, spread = map(float, fork(count, work).split())
             rows.append(row(f"{os.cpu_count()} cores", method, count, args.batch, ms, spread))
     return rows
 
 
-def gpu(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One GPU: today's path (with and without CUDA graphs), and a world of one process by NCCL and DDP, in turns."""
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    name, rows = torch.cuda.get_device_name(), []
-    kinds: dict[str, tuple[list[str], Peers]] = {
-        "none": ([], ALONE),
-        "none, no graph": (["train.graph=false"], ALONE),
-        "NCCL and DDP": ([], World()),
-    }
+def draws(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """ViT-B sizes, a quarter of the batch for each process; 0.3 s pass between the steps, as if clips were decoded."""
+    config, rows = preset("base"), []
     for method in args.methods.split(","):
-        for _ in range(args.turns):
-            for kind, (values, peers) in kinds.items():
-                one = trainer(method, args.batch, ["model.preset=base", *values], peers)
-                ms, spread = measured(one, args.steps)
-                rows.append(row(f"{name}: {kind}", method, 1, args.batch, ms, spread))
-                del one
-                torch.cuda.empty_cache()
+        columns = METHODS[method].columns(config, METHODS[method].Config())
+        for count in (2, 4):
+            for ahead in (False, True):
+
+                def work(peers: Peers, columns: Any = columns, ahead: bool = ahead) -> str:
+                    return repr(_waits(peers, columns, args, ahead))
+
+                ms = float(fork(count, work))
+                size = args.batch // 4
+                sent = size * sum(column.bytes for column in columns.values()) * (count - 1) / count
+                found = {"method": method, "processes": count, "drawn": size, "MB_sent": round(sent / 1e6, 1)}
+                rows.append(found | {"ahead": ahead, "ms_waited": round(ms, 1)})
+                print(rows[-1], flush=True)
     return rows
+
+
+def _waits(peers: Peers, columns: Any, args: argparse.Namespace, ahead: bool) -> float:
+    """Median milliseconds that a draw takes."""
+    assert isinstance(peers, World)
+    memory, own, waited = Memory(columns, 2 * args.batch, generator("memory")), args.batch // 4, []
+    memory.split(peers)
+    clips = {name: torch.zeros(own, *column.shape, dtype=column.dtype) for name, column in columns.items()}
+    for _ in range(args.steps):
+        peers.here = Layout(cut(own * peers.count, peers.count), whole=False)
+        start = time.perf_counter()
+        memory.draw(own)
+        waited.append(1e3 * (time.perf_counter() - start))
+        memory.add(torch.arange(own), **clips)
+        if ahead:
+            memory.draw_ahead()
+        time.sleep(0.3)
+    return statistics.median(waited[5:])
 
 
 def row(place: str, method: str, count: int, batch: int, ms: float, spread: float) -> dict[str, Any]:
@@ -124,6 +137,14 @@ def row(place: str, method: str, count: int, batch: int, ms: float, spread: floa
     found = {"place": place, "method": method, "processes": count, "batch": batch, **figures}
     print(*found.values(), sep=",", flush=True)
     return found
+
+
+def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    if path:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 # ---- the model
@@ -151,8 +172,8 @@ def bytes_of_a_step(method: str, batch: int, count: int) -> dict[str, float]:
     matching = batch * config.patches_v * config.dim * 2 * away / 2 if "pairs" in METHODS[method].random else 0
     return {
         "gradients": 2 * away * weights * 4,  # a ring's reduce-scatter and all-gather
-        "embeddings": 3 * (count - 1) * rows * 2 * config.dim * 4,  # gathered, their gradient summed
-        "memory": 2 * batch * stored * away,  # drawn rows and, at most, kept ones
+        "embeddings": 2 * (count - 1) * rows * 2 * config.dim * 4,  # gathered, their gradient reduced and scattered
+        "memory": 2 * batch * stored * away,  # drawn rows, one step ahead, and, at most, kept ones
         "pairs": matching,
     }
 
@@ -171,8 +192,8 @@ def model(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["cpu", "gpu", "model"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cpu", "draws", "gpu", "model"])
     parser.add_argument("ms", type=float, nargs="?", default=0.0)
     parser.add_argument("--methods", default="stella,derpp")
     parser.add_argument("--batch", type=int, default=48)
@@ -180,14 +201,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.what == "model":
-        return model(args)
-    rows = cpu(args) if args.what == "cpu" else gpu(args)
-    out = args.out.open("w", newline="") if args.out else sys.stdout
-    writer = csv.DictWriter(out, FIELDS)
-    writer.writeheader()
-    writer.writerows(rows)
-    return None
+    if args.what == "gpu":
+        from benchmarks.scaling_gpu import gpu
+
+        gpu(args)
+    elif args.what == "model":
+        model(args)
+    else:
+        write(args.out, {"cpu": cpu, "draws": draws}[args.what](args))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ def plain(text: object) -> str:
 class StellaError(Exception):
     """An error that a user can fix. The command line prints the message and exits with status 2."""
 
+    told = False  # the other processes of a run know that this one says it
+
 
 class ConfigError(StellaError):
     """A configuration key or value that does not fit."""

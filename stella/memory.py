@@ -7,60 +7,22 @@ with a codec are encoded on the device of their values when they are added, and 
 
 Processes that share a run make the same decisions, from the same generator, and each keeps the slots that are its own
 (slot modulo their number): what the memory holds does not depend on how many there are. Rows travel as they are stored.
+`draw_ahead` lets them travel while the next batch is made.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stella.codec import Patching
+from stella.columns import ID, Column
 from stella.config import differences
 from stella.errors import StellaError
-from stella.peers import ALONE, Peers, cut, owners
-
-
-@dataclass(frozen=True)
-class Column:
-    """Dtype and shape of what is stored per clip under one name."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...] = ()
-    patching: Patching | None = None  # of frames and spectrograms, whole or in patches
-    codec: Patching | None = None  # stored as coefficients of these patches; none: as it is
-
-    @property
-    def stored(self) -> "Column":
-        """The column of what is kept."""
-        return Column(torch.uint8, self.codec.coded_shape) if self.codec else self
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a clip as stored."""
-        stored = self.stored
-        return stored.dtype.itemsize * math.prod(stored.shape)
-
-    def encode(self, values: Tensor) -> Tensor:
-        """Values [n, …] as they are stored."""
-        return self.codec.encode(values) if self.codec else values.to(self.dtype)
-
-    def decode(self, rows: Tensor) -> Tensor:
-        """Stored rows as values [n, …]."""
-        if self.codec is None:
-            return rows
-        values = self.codec.decode(rows)
-        if not self.dtype.is_floating_point:
-            limits = torch.iinfo(self.dtype)
-            values = values.round_().clamp_(limits.min, limits.max)
-        return values.to(self.dtype).reshape(-1, *self.shape)
-
-
-ID = {"id": Column(torch.int64)}  # a column of every memory
+from stella.peers import ALONE, Arriving, Peers, cut, owners
 
 
 @dataclass(frozen=True)
@@ -102,6 +64,8 @@ class Memory:
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0  # upper bound of `seen` that is known without waiting for the device
         self._asked = 0  # the largest draw so far
+        self._last = 0  # the last draw, as it was asked for
+        self._ahead: _Ahead | None = None
         self._commit: Tensor | None = None  # None: every write takes effect
         self.peers = ALONE
 
@@ -169,6 +133,7 @@ class Memory:
 
         Clips for which `admit` (bool [B]) is false are not offered: they do not count as seen.
         """
+        self._undo_ahead()
         values = {"id": ids, **columns}
         if values.keys() != self.columns.keys():
             given, kept = ", ".join(values), ", ".join(self.columns)
@@ -189,16 +154,39 @@ class Memory:
 
         (On a GPU, if steps were skipped while the memory was still filling, some clips may be drawn twice.)
         """
-        n = self.peers.wanted(n)
+        self._last = n = self.peers.wanted(n)
         self._asked = max(self._asked, n)
-        n = min(n, self.offered, self.capacity)
-        if n < 1:
-            return None
+        n, to = min(n, self.offered, self.capacity), self.device if to is None else torch.device(to)
+        ahead = self._ahead
+        if ahead is None or (len(ahead.slots), False) != (n, self.peers.whole):
+            self._undo_ahead()
+            return self._fetch(self._choose(n), to) if n > 0 else None
+        self._ahead = None
+        return self._receive(ahead.slots, ahead.rows, to)
+
+    def draw_ahead(self) -> None:
+        """Let the rows of the next draw set out, if processes share it and it will be as large as the last one.
+
+        To be called by all of them, after all that a step changes in the memory. No number depends on it.
+        """
+        n = min(self._last, self.offered, self.capacity)
+        if self.peers.count > 1 and not self.peers.whole and n >= self.peers.count:
+            self._undo_ahead()
+            before = self.generator.get_state()
+            slots = self._choose(n)
+            self._ahead = _Ahead(slots, self._send(slots, self.device), before)
+
+    def _undo_ahead(self) -> None:
+        if self._ahead:
+            self.generator.set_state(self._ahead.before)
+            self._ahead = None
+
+    def _choose(self, n: int) -> Tensor:
+        """Slots of `n` different clips."""
         held = self._seen.clamp(1, self.capacity)
         noise = torch.rand(self.room, generator=self.generator, device=self.device)
         free = torch.arange(self.room, device=self.device) >= held
-        slots = noise.masked_fill(free, 2.0).argsort()[:n] % held
-        return self._fetch(slots, self.device if to is None else torch.device(to))
+        return noise.masked_fill(free, 2.0).argsort()[:n] % held
 
     def more(self, drawn: MemoryBatch, n: int) -> bool:
         """Whether more than `n` clips were drawn."""
@@ -221,6 +209,7 @@ class Memory:
             raise StellaError(
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
+        self._undo_ahead()
         self._check(columns, len(slots))
         counts = self._counts(len(slots))
         slots = self._all(slots.to(self.device), counts)
@@ -231,12 +220,14 @@ class Memory:
         module's are."""
         filled = {name: len(self) if name == "id" else len(self._own(len(self))) for name in self._rows}
         rows = {name: _own_storage(t[: filled[name]].cpu()) for name, t in self._rows.items()}
-        return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": self.generator.get_state()}
+        generator = self._ahead.before if self._ahead else self.generator.get_state()
+        return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": generator}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a state that has the rows of all slots."""
         if changed := differences(state["plan"], self._plan()):
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; restore them")
+        self._ahead = None
         self._seen.fill_(state["seen"])
         self.offered = state["seen"]
         own = self._own(len(self))
@@ -283,7 +274,7 @@ class Memory:
 
     def _all(self, rows: Tensor, counts: list[int]) -> Tensor:
         """The rows of all processes."""
-        return rows if self.peers.whole else self.peers.gather(rows, counts)
+        return rows if self.peers.whole or self.peers.count == 1 else self.peers.gather(rows, counts)
 
     def _write(self, slots: Tensor, values: Mapping[str, Tensor], counts: list[int]) -> None:
         """Put the rows of all processes, in order of rank, into these slots."""
@@ -299,20 +290,29 @@ class Memory:
 
     def _fetch(self, slots: Tensor, to: torch.device) -> MemoryBatch:
         """The clips in these slots on that device; of those, the share of this process."""
-        n, peers = len(slots), self.peers
-        own = slots if peers.whole else slots[peers.rows(n)]
-        peers.drew(cut(n, peers.count))
+        return self._receive(slots, self._send(slots, to), to)
+
+    def _send(self, slots: Tensor, to: torch.device) -> dict[str, Arriving]:
+        """The rows in these slots, on their way to the processes that draw them."""
+        peers = self.peers
         if peers.count == 1:
-            taken = {name: self._take(rows, slots, to) for name, rows in self._rows.items()}
-        else:
-            at = slots.cpu()
-            share = None if peers.whole else owners(cut(n, peers.count))[0]
-            taken = {
-                name: rows[own] if name == "id" else peers.move(rows, at % peers.count, at // peers.count, share)
-                for name, rows in self._rows.items()
-            }
-            taken = {name: rows.to(to, non_blocking=True) for name, rows in taken.items()}
-        return MemoryBatch(own, {name: self.columns[name].decode(rows) for name, rows in taken.items()})
+            return {name: partial(self._take, rows, slots, to) for name, rows in self._rows.items()}
+        at, share = slots.cpu(), owners(cut(len(slots), peers.count))[0]
+        place = at % peers.count, at // peers.count
+        sent: dict[str, Arriving] = {"id": partial(self._rows["id"].__getitem__, self._share(slots))}
+        for name, rows in self._rows.items():
+            if name != "id":
+                sent[name] = partial(peers.spread, rows, *place) if peers.whole else peers.moving(rows, *place, share)
+        return sent
+
+    def _receive(self, slots: Tensor, sent: Mapping[str, Arriving], to: torch.device) -> MemoryBatch:
+        self.peers.drew(cut(len(slots), self.peers.count))
+        rows = {name: arrived().to(to, non_blocking=True) for name, arrived in sent.items()}
+        return MemoryBatch(self._share(slots), {name: self.columns[name].decode(each) for name, each in rows.items()})
+
+    def _share(self, slots: Tensor) -> Tensor:
+        """Those of the drawn slots that are for this process."""
+        return slots if self.peers.whole else slots[self.peers.rows(len(slots))]
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
@@ -322,6 +322,15 @@ class Memory:
         # torch rounds pinned allocations up to a power of two.
         staged = torch.empty(len(slots), *rows.shape[1:], dtype=rows.dtype, pin_memory=True)
         return torch.index_select(rows, 0, slots, out=staged).to(to, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A draw whose rows are on their way."""
+
+    slots: Tensor
+    rows: Mapping[str, Arriving]
+    before: Tensor  # the generator's state
 
 
 class _Plan:
@@ -343,25 +352,3 @@ class _Plan:
 def _own_storage(rows: Tensor) -> Tensor:
     """The same rows over a storage that ends with them, without a copy: torch.save writes whole storages."""
     return torch.empty(0, dtype=rows.dtype).set_(rows.untyped_storage()[: rows.nbytes], 0, rows.shape, rows.stride())
-
-
-def coded(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """The same columns, frames and spectrograms compressed (`stella.codec`)."""
-    return {name: replace(column, codec=column.patching) for name, column in columns.items()}
-
-
-def bytes_per_clip(columns: Mapping[str, Column]) -> int:
-    return sum(column.bytes for column in (ID | dict(columns)).values())
-
-
-def capacity_for(columns: Mapping[str, Column], *, clips: int | None, bytes: int | None) -> int:
-    """Number of clips in a memory whose size is given in clips or in bytes."""
-    if (clips is None) == (bytes is None):
-        raise StellaError(
-            f"the memory's size is given as clips={clips} and bytes={bytes}; set exactly one and the other to none"
-        )
-    each = bytes_per_clip(columns)
-    capacity = clips if clips is not None else (bytes or 0) // each
-    if capacity < 0 or (clips is None and capacity < 1):
-        raise StellaError(f"a memory of clips={clips}, bytes={bytes} holds no clip; one clip takes {each:,} bytes")
-    return capacity

@@ -5,11 +5,13 @@ rows (the stream its clips, the memory its slots) is given the run's `Peers`. Th
 `train/distributed.py` has those that talk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+Arriving = Callable[[], Tensor]  # waits for rows that are on their way, and returns them
 
 
 def cut(total: int, count: int) -> list[int]:
@@ -50,11 +52,20 @@ class Peers:
         """The rows of all processes, in order of rank; `counts` has each one's number."""
         return rows
 
-    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
-        """The rows for this process, in order. Row i is row `at[i]` of process `owner[i]`; it goes to `to[i]`, or all.
+    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Tensor:
+        """The rows for this process, in order. Row i is row `at[i]` of process `owner[i]`; it goes to `to[i]`.
 
         All three are int64 on the CPU and the same in all processes.
         """
+        return self.moving(rows, owner, at, to)()
+
+    def moving(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Arriving:
+        """As `move`, without waiting for the rows. They are as they were when this was called."""
+        taken = rows[at.to(rows.device)]
+        return lambda: taken
+
+    def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+        """As `move`, each row to all processes."""
         return rows[at.to(rows.device)]
 
     def tell(self, thing: Any) -> list[Any]:

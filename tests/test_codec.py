@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stella import codec
 from stella.codec import decode, encode
+from stella.columns import Column, bytes_per_clip, capacity_for, coded
 from stella.data.folder import FolderConfig
 from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError, StellaError
-from stella.memory import Column, Memory, bytes_per_clip, capacity_for, coded
+from stella.memory import Memory
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.methods.base import clip_columns
 from stella.model.cav import CAV, PRESETS

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from stella.columns import Column, bytes_per_clip, capacity_for
 from stella.errors import StellaError
-from stella.memory import Column, Memory, bytes_per_clip, capacity_for
+from stella.memory import Memory
 from stella.rng import generator
 
 COLUMNS = {"video": Column(torch.uint8, (2, 3)), "z": Column(torch.float16, (4,))}

@@ -26,6 +26,7 @@ ROOMS = (
     "losses",
     "selection",
     "codec",
+    "columns",
     "memory",
     "model",
     "methods",
@@ -76,6 +77,29 @@ def test_speed_is_applied_from_outside() -> None:
     """Nothing that computes a result knows of `fast`."""
     wrong = [file for file, room, other in imports() if other in ONLY_FOR and room not in {other, *ONLY_FOR[other]}]
     assert not wrong
+
+
+PROCESSES = {"rank", "peers", "world", "dist", "World", "Peers", "WORLD_SIZE", "LOCAL_RANK", "RANK", "cuda:0"}
+
+
+def words(path: Path) -> set[str]:
+    """All names and strings of a file's code."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    fields = [getattr(node, name, None) for node in tree for name in ("id", "attr", "arg", "value", "module", "name")]
+    return {each for each in fields if isinstance(each, str)}
+
+
+def test_only_the_trainer_talks_to_other_processes() -> None:
+    """Who computes knows of none; the stream and the memory know their share; torch.distributed is for `train`."""
+    root = Path(stella.__file__).parent
+    assert PROCESSES & words(root / "train" / "distributed.py") >= {"rank", "dist", "World", "WORLD_SIZE"}
+    for path in sorted(root.rglob("*.py")):
+        room = path.relative_to(root).parts[0].removesuffix(".py")
+        found = words(path)
+        if room in ("media", "losses", "selection", "codec", "columns", "model", "methods", "fast"):
+            assert not found & PROCESSES, path
+        assert room == "train" or not any(word.startswith("torch.distributed") for word in found), path
+        assert room == "train" or not found & {"WORLD_SIZE", "LOCAL_RANK", "RANK"}, path
 
 
 BLOCKED = (

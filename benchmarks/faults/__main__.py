@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.faults import kills, media, records
+from benchmarks.faults import kills, media, ranks, records
 from stella.runs.environment import environment, provenance
 from stella.train.device import runtime
 
@@ -39,6 +39,11 @@ def killed(root: Path, few: int) -> Iterable[Row]:
     counts = {"run": 45, "folder run with workers": 15, "prepare": 25, "pack": 25}
     for row in kills.kills(root, {name: -(-n // few) for name, n in counts.items()}, 0):
         yield "kills", *row
+
+
+def torchrun(root: Path, few: int) -> Iterable[Row]:
+    for row in ranks.ranks_killed(root, 20 // few, 0):
+        yield "ranks", *row
 
 
 def full(root: Path, few: int) -> Iterable[Row]:
@@ -95,13 +100,14 @@ def bad(counts: Counter[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--parts", default="kills,disks,records,media", help="separated by commas")
+    parser.add_argument("--parts", default="kills,ranks,disks,records,media", help="separated by commas")
     parser.add_argument("--out", type=Path, default=Path("results/faults"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     few = 10 if given.quick else 1
     parts = {"kills": lambda root: killed(root, few), "disks": lambda root: full(root, few)}
     parts |= {"records": lambda root: damaged(root, few)}
+    parts |= {"ranks": lambda root: torchrun(root, few)}
     parts |= {"media": lambda root: measured(root, 5000 // few, given.processes)}
     problems: list[str] = []
     for name in given.parts.split(","):

@@ -20,10 +20,12 @@ from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_d
 from stella.bench.turns import one_after_the_other
 from stella.config import resolve
 from stella.errors import StellaError
+from stella.peers import Peers
 from stella.runs.build import check
 from stella.runs.config import RunConfig
 from stella.runs.progress import say
 from stella.train.device import Clock
+from stella.train.distributed import processes
 from stella.train.trainer import Trainer
 
 
@@ -34,14 +36,23 @@ def measure(
 
     Clips are noise, or read from the folder `packed` that `stella pack` wrote. `alone` is entered after the warm-up,
     when everything is compiled, and holds for all measurements: processes that start together take turns there.
+
+    Processes of torchrun measure a step that they share. What is said of memory and FLOPs is that of one of them.
     """
+    with processes(config.train.patience_minutes, config.train.device) as peers:
+        return _measure(config, steps, packed, alone or nullcontext(), peers)
+
+
+def _measure(
+    config: RunConfig, steps: int, packed: Path | None, alone: AbstractContextManager[Any], peers: Peers
+) -> Row:
     started = time.perf_counter()
-    trainer = make_trainer(config, packed)
+    trainer = make_trainer(config, packed, peers)
     machine, size = trainer.runtime, config.stream.batch_size
     settle_draws(trainer)
     advance(trainer, WARM_UPS)
     start_seconds = time.perf_counter() - started
-    with alone or nullcontext():
+    with alone:
         advance(trainer, 2)
         times = step_times(trainer, steps)
         peak, reserved = machine.peak_bytes(), machine.reserved_bytes()
@@ -49,12 +60,12 @@ def measure(
         syncs = _host_syncs(trainer)
         del trainer  # counting FLOPs needs its memory
         let_go()
-        flop = _flop(config)
+        flop = _flop(replace(config, stream=replace(config.stream, batch_size=math.ceil(size / peers.count))))
         let_go()
     ms, clips = statistics.median(times), size * config.train.accumulate
     tflops = flop / ms / 1e9
     return Row(
-        name=config.method,
+        name=config.method if peers.count == 1 else f"{config.method} in {peers.count} processes",
         method=config.method,
         batch=size,
         clips_per_second=1e3 * clips / ms,
@@ -62,7 +73,7 @@ def measure(
         ms_p90=sorted(times)[math.ceil(0.9 * len(times)) - 1],
         peak_gib=peak / 2**30,
         reserved_gib=reserved / 2**30,
-        gflop_per_clip=flop / clips / 1e9,
+        gflop_per_clip=flop / math.ceil(size / peers.count) / config.train.accumulate / 1e9,
         tflops=tflops,
         share=tflops / rate,
         host_syncs=syncs,
@@ -140,15 +151,15 @@ def bench_configs(methods: Sequence[str], batches: Sequence[int], values: Sequen
 
 
 def bench(
-    configs: Mapping[str, RunConfig], steps: int, packed: Path | None, console: Console, processes: int = 1
+    configs: Mapping[str, RunConfig], steps: int, packed: Path | None, console: Console, together: int = 1
 ) -> dict[str, Row]:
-    """Measure each configuration in a fresh process, one at a time; `processes` of them start together.
+    """Measure each configuration in a fresh process, one at a time; `together` of them start at once.
 
     A configuration that fails is reported and left out; if it is the only one, its error is raised.
     """
     rows = {}
     jobs = {name: (config, steps, packed) for name, config in configs.items()}
-    for name, found in one_after_the_other(measure, jobs, processes):
+    for name, found in one_after_the_other(measure, jobs, together):
         if isinstance(found, BrokenProcessPool):
             found = StellaError(f"measuring {name} was killed; is there enough memory?")
         if isinstance(found, Exception):

@@ -13,6 +13,7 @@ from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError, StellaError
 from stella.model.cav import CAVConfig
+from stella.peers import ALONE, Peers, cut
 from stella.rng import generator
 from stella.runs.build import build_method
 from stella.runs.config import RunConfig, machine, model_config
@@ -23,19 +24,24 @@ WARM_UPS = 6  # steps of constant shapes until all is compiled and recorded
 
 
 class Synthetic:
-    """A stream for the trainer: batches of noise on the device, a few in rotation, without end."""
+    """A stream for the trainer: batches of noise on the device, a few in rotation, without end.
+
+    Processes that share a batch have their rows of it, each its own noise.
+    """
 
     finished_task: int | None = None
 
-    def __init__(self, model: CAVConfig, batch: int, device: torch.device, distinct: int = 4) -> None:
-        self.config, self.sources = StreamConfig(batch_size=batch), [range(10**9)]
-        noise = generator("bench", device=device)
-        shape = (batch, model.frames, 3, model.image_size, model.image_size)
+    def __init__(
+        self, model: CAVConfig, batch: int, device: torch.device, peers: Peers = ALONE, distinct: int = 4
+    ) -> None:
+        self.config, self.sources, self.total = StreamConfig(batch_size=batch), [range(10**9)], batch
+        noise, rows = generator("bench", peers.rank, device=device), cut(batch, peers.count)[peers.rank]
+        shape = (rows, model.frames, 3, model.image_size, model.image_size)
         self._batches = [
             Batch(
                 torch.randint(256, shape, generator=noise, device=device, dtype=torch.uint8),
-                torch.randn(batch, model.spec_frames, model.mel_bins, generator=noise, device=device),
-                torch.arange(i * batch, (i + 1) * batch, device=device),
+                torch.randn(rows, model.spec_frames, model.mel_bins, generator=noise, device=device),
+                torch.arange(i * batch, (i + 1) * batch, device=device)[peers.rows(batch)],
             )
             for i in range(distinct)
         ]
@@ -46,11 +52,11 @@ class Synthetic:
         return self._batches[self._given % len(self._batches)]
 
 
-def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
-    """The trainer of a run, on synthetic batches or on a folder of packed clips."""
+def make_trainer(config: RunConfig, packed: Path | None = None, peers: Peers = ALONE) -> Trainer:
+    """The trainer of a run, on synthetic batches or on a folder of packed clips; of several processes, one's part."""
     place, c, size = machine(config.train), model_config(config), config.stream.batch_size
     if packed is None:
-        stream = cast(Stream, Synthetic(c, size, place.device))
+        stream = cast(Stream, Synthetic(c, size, place.device, peers))
     else:
         shape = replace(config.stream, epochs=10**6, drop_last=True, seed=config.seed)
         shape = replace(shape, size=c.image_size, spec_frames=c.spec_frames, mels=c.mel_bins)
@@ -61,8 +67,8 @@ def make_trainer(config: RunConfig, packed: Path | None = None) -> Trainer:
             raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
         if len(clips) < size:
             raise ConfigError(f"{packed} has {len(clips)} clips, fewer than a batch of {size}; choose smaller batches")
-        stream = Stream([("packed", clips)], shape, place.device)
-    return Trainer(build_method(config, place.device), stream, config.train, place)
+        stream = Stream([("packed", clips)], shape, place.device, None, peers)
+    return Trainer(build_method(config, place.device), stream, config.train, place, peers)
 
 
 def let_go() -> None:

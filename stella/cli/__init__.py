@@ -1,6 +1,8 @@
 """The command line: thin commands over the library. Heavy imports happen inside the command that needs them."""
 
+import os
 import sys
+import time
 from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
@@ -66,9 +68,19 @@ def main() -> None:
     try:
         app()
     except StellaError as error:
+        _let_the_first_say_it(error.told)
         _refuse(str(error))
     except OSError as error:
+        _let_the_first_say_it()
         _refuse(f"{error.filename or 'a file'}: {error.strerror or error}; choose another path, or repair that one")
+
+
+def _let_the_first_say_it(told: bool = False) -> None:
+    """Processes of torchrun that fail alike before they know of one another: it ends the others meanwhile."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and not told:
+        from stella.train.distributed import first
+
+        time.sleep(0 if first() else 10)
 
 
 def _refuse(sentence: str) -> None:

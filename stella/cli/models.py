@@ -136,7 +136,10 @@ def bench(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="CSV to append the rows to.", show_default="none")] = None,
 ) -> None:
-    """Measure training steps at the paper's sizes (on a CPU with the model tiny): clips/s, memory, FLOPs."""
+    """Measure training steps at the paper's sizes (on a CPU with the model tiny): clips/s, memory, FLOPs.
+
+    Under torchrun the processes share each step; memory and FLOP/s are those of the first.
+    """
     from stella.bench.measure import bench as measure
     from stella.bench.measure import bench_configs
     from stella.bench.profile import profile_all
@@ -145,7 +148,11 @@ def bench(
     from stella.data.packed import Packed
     from stella.runs.config import RunConfig, machine
     from stella.runs.environment import environment
+    from stella.train.distributed import first, started
 
+    console.quiet = not first()
+    if profile and started() > 1:
+        raise StellaError("--profile looks at one process; leave out torchrun, or --profile")
     given = [f"train.compile={compile}", *(values or [])]
     place = machine(resolve(RunConfig, None, given).train)
     for remark in place.remark.splitlines():
@@ -157,9 +164,9 @@ def bench(
     if out is not None:
         check_columns(out)
     rows = list(measure(configs, steps, packed, console).values())
-    if rows:
+    if rows and first():
         wide(120).print(rows_table(rows))
-    if out is not None and rows:
+    if out is not None and rows and first():
         write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(place))
         say(f"rows appended to {out}")
     if profile:

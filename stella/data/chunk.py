@@ -14,7 +14,7 @@ from torch import Tensor
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
 from stella.data.workers import WORKER_GB, Done, Pool, Tick
 from stella.errors import ClipError, StellaError, skippable
-from stella.media.augment import Among, add_noise, center_crop, multi_scale_crop, pass_crop, time_shift
+from stella.media.augment import Generators, add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
 from stella.peers import cut
 from stella.rng import generator
@@ -97,40 +97,30 @@ class Maker:
             return Chunk(None, {})
         before = sum(len(source) for source in self.sources[: job.task])
         ids = [before + index for index in indices]
-        among = Among(len(job.indices), range(rows.start, rows.stop)) if self.count > 1 else None
-        # On the CPU on every machine, so that workers and a GPU in the parent draw the same numbers.
-        gen = generator(self.seed, "augment", job.task, job.epoch, job.chunk)
+        gens = [generator(self.seed, "augment", job.task, job.epoch, index) for index in indices]
         if isinstance(source, ArraySource):
             video, waveforms = source.tensors(indices, self.device, windows)
-            cropped = self._crop(video, gen, among)
-            return Chunk(self._batch(cropped, waveforms, source.lengths(indices), ids, gen, among), {})
+            return Chunk(self._batch(self._crop(video, gens), waveforms, source.lengths(indices), ids, gens), {})
         if isinstance(source, BatchSource):
             video, waveforms = source.tensors(indices, self.device)
-            return Chunk(self._batch(self._crop(video, gen, among), waveforms, None, ids, gen, among), {})
-        return self._decoded(job, rows, ids, windows, gen, tick)
+            return Chunk(self._batch(self._crop(video, gens), waveforms, None, ids, gens), {})
+        return self._decoded(job, rows, ids, windows, gens, tick)
 
     def _decoded(
-        self, job: Job, rows: slice, ids: list[int], windows: list[float], gen: torch.Generator, tick: Tick
+        self, job: Job, rows: slice, ids: list[int], windows: list[float], gens: Generators, tick: Tick
     ) -> Chunk:
-        """Clip by clip. A skipped clip takes no random number, unless processes share the chunk: then none can know
-        what the others skip."""
+        """Clip by clip."""
         skipped: dict[int, ClipError] = {}
         videos, sounds, good = [], [], []
-        for position in range(len(job.indices)):
-            if not rows.start <= position < rows.stop:
-                pass_crop(gen)
-                continue
-            row = position - rows.start
+        for row, position in enumerate(range(rows.start, rows.stop)):
             try:
                 clip = read_clip(self.sources[job.task], job, position, windows[row], tick)
             except ClipError as error:
                 skipped[ids[row]] = error
-                if self.count > 1:
-                    pass_crop(gen)
             else:
-                videos.append(self._crop(clip.video[None], gen))
+                videos.append(self._crop(clip.video[None], [gens[row]]))
                 sounds.append(clip.audio)
-                good.append(position)
+                good.append(row)
         tick(-1)
         if not videos:
             return Chunk(None, skipped)
@@ -139,9 +129,8 @@ class Maker:
             raise StellaError(f"clips of one task have {counts} frames; give its source one number of frames for all")
         lengths = torch.tensor([len(sound) for sound in sounds])  # [B]
         padded = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)  # [B, S]
-        usable = [ids[position - rows.start] for position in good]
-        among = Among(len(job.indices), good) if self.count > 1 else None
-        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, gen, among), skipped)
+        usable, used = [ids[row] for row in good], [gens[row] for row in good]
+        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, used), skipped)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The same jobs. While one is done, array sources begin to read the clips of the next."""
@@ -163,21 +152,15 @@ class Maker:
         windows: list[float] = torch.rand(len(job.indices), generator=gen).tolist()
         return windows
 
-    def _crop(self, video: Tensor, gen: torch.Generator, among: Among | None = None) -> Tensor:
-        return multi_scale_crop(video, self.size, gen, among) if self.augment else center_crop(video, self.size)
+    def _crop(self, video: Tensor, gens: Generators) -> Tensor:
+        return multi_scale_crop(video, self.size, gens) if self.augment else center_crop(video, self.size)
 
     def _batch(
-        self,
-        video: Tensor,
-        waveforms: Tensor,
-        lengths: Tensor | None,
-        ids: list[int],
-        gen: torch.Generator,
-        among: Among | None = None,
+        self, video: Tensor, waveforms: Tensor, lengths: Tensor | None, ids: list[int], gens: Generators
     ) -> Batch:
         audio = fbank(waveforms, lengths, frames=self.spec_frames, mels=self.mels)  # [B, spec_frames, mels]
         if self.augment:
-            audio = add_noise(time_shift(audio, gen, among=among), gen, among)
+            audio = add_noise(time_shift(audio, gens), gens)
         return Batch(video, audio, send(torch.tensor(ids), video.device))
 
 

@@ -1,8 +1,8 @@
 """Tasks in, batches out: shuffled, independent of the number of workers, resumable at any batch.
 
-The order of an epoch is cut into chunks of `batch_size` clips. Each chunk is made as a whole with random generators of
-its own, and chunks are joined into batches; a skipped clip therefore shortens only the last batch of its epoch. The
-state is a position in this plan: chunks made ahead of it are made again after a restart.
+The order of an epoch is cut into chunks of `batch_size` clips. Each clip has a random generator of its own, and chunks
+are joined into batches; a skipped clip therefore shortens only the last batch of its epoch. The state is a position in
+this plan: chunks made ahead of it are made again after a restart.
 
 Processes that share a run have streams at the same position. Each makes its own rows of every chunk, so that no clip is
 read twice, and delivers its own rows of every batch. They differ if clips were skipped; then rows change hands.

@@ -21,6 +21,19 @@ WARM_UPS = 3  # eager steps of a shape before it is recorded, to compile kernels
 MOST_GRAPHS = 6
 
 
+def records(device: str, memory: str, processes: int) -> tuple[bool, str]:
+    """Whether steps can be recorded with the model and the memory on these types of device, and a remark if not."""
+    if device != "cuda":
+        return False, ""
+    why = "several processes send one another what they draw, which their hosts decide" if processes > 1 else ""
+    if not why and memory != device:
+        why = "the rehearsal memory is not on the GPU"
+    return (
+        not why,
+        f"steps are not recorded as CUDA graphs: {why}; their parts are compiled all the same" if why else "",
+    )
+
+
 @dataclass(frozen=True)
 class Recorded:
     graph: torch.cuda.CUDAGraph

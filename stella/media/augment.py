@@ -1,12 +1,10 @@
 """Augmentation of the paper's training table: multi-scale crop, audio time shift, audio noise.
 
-Each clip of a batch has its own draws. They are made on the generator's device, then copied to the data's. `among` says
-that the given clips are some of a batch, whose other draws are made and left: where each draw belongs does not depend
-on which of the clips are here.
+Each clip has a generator of its own, so that its draws do not depend on which clips are beside it. They are made on the
+CPU, then copied to the data's device: a seed means the same numbers everywhere.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +12,8 @@ from torch import Tensor
 
 from stella.clip import send
 from stella.errors import StellaError
+
+Generators = Sequence[torch.Generator]  # one for each clip, on the CPU
 
 SCALES = (1.0, 0.875, 0.75, 0.66)  # of the short side
 MAX_DISTORT = 1  # a crop's width and height are at most this many scales apart
@@ -24,15 +24,7 @@ OFFSETS = (
 )
 
 
-@dataclass(frozen=True)
-class Among:
-    """These clips are the `rows` (positions) of a batch of `clips`."""
-
-    clips: int
-    rows: Sequence[int]
-
-
-def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator, among: Among | None = None) -> Tensor:
+def multi_scale_crop(video: Tensor, size: int, generators: Generators) -> Tensor:
     """uint8 [B, T, 3, H, W] → [B, T, 3, size, size]: one crop per clip, the same for all its frames.
 
     The crop is resampled bilinearly without antialiasing, so the short side should be at most about 1.5 times `size`.
@@ -42,17 +34,11 @@ def multi_scale_crop(video: Tensor, size: int, generator: torch.Generator, among
     sides = [size if abs(side - size) < 3 else side for side in sides]  # near enough: no resampling
     sides = [min(side, height, width) for side in sides]
     shapes = [(w, h) for i, h in enumerate(sides) for j, w in enumerate(sides) if abs(i - j) <= MAX_DISTORT]
-    shape = _draw(shapes, len(video), generator, among)  # [B, 2], width and height
-    quarters = _draw(OFFSETS, len(video), generator, among)  # [B, 2]
-    free = torch.tensor([width, height], device=shape.device) - shape
+    shape = _draw(shapes, generators)  # [B, 2], width and height
+    quarters = _draw(OFFSETS, generators)  # [B, 2]
+    free = torch.tensor([width, height]) - shape
     corner = free.div(4, rounding_mode="floor") * quarters  # [B, 2], x and y
     return _resample(video, corner, shape, size)
-
-
-def pass_crop(generator: torch.Generator) -> None:
-    """The draws of `multi_scale_crop` for one clip that is not here."""
-    for choices in (range(10), OFFSETS):
-        _draw(choices, 1, generator)
 
 
 def center_crop(video: Tensor, size: int) -> Tensor:
@@ -65,28 +51,25 @@ def center_crop(video: Tensor, size: int) -> Tensor:
     return _resample(video, corner.expand(len(video), 2), torch.full((len(video), 2), side), size)
 
 
-def time_shift(spec: Tensor, generator: torch.Generator, most: int = 10, among: Among | None = None) -> Tensor:
+def time_shift(spec: Tensor, generators: Generators, most: int = 10) -> Tensor:
     """[B, time, mel], each clip rolled along time by a random integer in -most … most."""
-    shift = send(_draw(range(-most, most + 1), len(spec), generator, among), spec.device)  # [B]
+    shift = send(_draw(range(-most, most + 1), generators), spec.device)  # [B]
     source = (torch.arange(spec.shape[1], device=spec.device) - shift[:, None]) % spec.shape[1]  # [B, time]
     return spec.gather(1, source[..., None].expand_as(spec))
 
 
-def add_noise(spec: Tensor, generator: torch.Generator, among: Among | None = None) -> Tensor:
+def add_noise(spec: Tensor, generators: Generators) -> Tensor:
     """[B, time, mel] plus uniform noise in [0, r/10), with r uniform in [0, 1) for each clip."""
-    clips = among.clips if among else len(spec)
-    level = torch.rand(clips, 1, 1, generator=generator, device=generator.device) / 10
-    noise = torch.rand(clips, *spec.shape[1:], generator=generator, device=generator.device)
-    if among:
-        level, noise = level[list(among.rows)], noise[list(among.rows)]
-    return spec + send(noise.mul_(level), spec.device).to(spec.dtype)
+    noise = torch.empty(spec.shape)
+    for row, generator in zip(noise, generators, strict=True):
+        level = float(torch.rand((), generator=generator)) / 10
+        row.uniform_(0, level, generator=generator)
+    return spec + send(noise, spec.device).to(spec.dtype)
 
 
-def _draw(choices: Sequence[object], count: int, generator: torch.Generator, among: Among | None = None) -> Tensor:
-    """[count, …], each row one of the choices, on the generator's device."""
-    clips = among.clips if among else count
-    chosen = torch.randint(len(choices), (clips,), generator=generator, device=generator.device)
-    return torch.tensor(choices, device=generator.device)[chosen[list(among.rows)] if among else chosen]
+def _draw(choices: Sequence[object], generators: Generators) -> Tensor:
+    """[B, …], each row one of the choices."""
+    return torch.tensor([choices[int(torch.randint(len(choices), (), generator=each))] for each in generators])
 
 
 def _resample(video: Tensor, corner: Tensor, shape: Tensor, size: int) -> Tensor:

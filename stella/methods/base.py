@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from stella import codec, losses, selection
 from stella.clip import Batch
+from stella.columns import Column, capacity_for, coded
 from stella.errors import ConfigError
-from stella.memory import Column, Memory, MemoryBatch, capacity_for, coded
+from stella.memory import Memory, MemoryBatch
 from stella.model.avm import AVM
 from stella.model.cav import CAV, CAVConfig, Patches, Pretrained, Split, split_by_noise
 from stella.rng import generator

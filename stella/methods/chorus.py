@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stella import losses, selection
 from stella.clip import Batch
-from stella.memory import Column
+from stella.columns import Column
 from stella.methods.base import (
     Losses,
     Method,

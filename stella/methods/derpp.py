@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.memory import Column, MemoryBatch
+from stella.columns import Column
+from stella.memory import MemoryBatch
 from stella.methods.base import Losses, Method, clip_columns, clip_rows, output_columns, output_rows, penalty
 from stella.model.cav import CAVConfig, Patches, Pretrained
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stella.clip import Batch
+from stella.columns import Column
 from stella.errors import ConfigError
-from stella.memory import Column, MemoryBatch
+from stella.memory import MemoryBatch
 from stella.methods.base import Losses, Method, clip_columns, clip_rows
 from stella.model.cav import CAVConfig
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
+from stella.columns import Column
 from stella.errors import ConfigError
 from stella.losses import mean
-from stella.memory import Column, MemoryBatch
+from stella.memory import MemoryBatch
 from stella.methods.base import Losses, MemoryConfig, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, Weights
 from stella.model.cav import CAVConfig

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from stella import selection
 from stella.clip import Batch
+from stella.columns import Column
 from stella.errors import ConfigError
-from stella.memory import Column, MemoryBatch
+from stella.memory import MemoryBatch
 from stella.methods.base import (
     Losses,
     Method,

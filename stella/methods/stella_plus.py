@@ -7,7 +7,8 @@ recipe: STELLA+ with 1.66 times the batch.
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.memory import Column, MemoryBatch
+from stella.columns import Column
+from stella.memory import MemoryBatch
 from stella.methods.base import drawn_patches, output_columns, patch_columns, patch_rows
 from stella.methods.stella import STELLA, Scores, STELLAConfig, query_columns
 from stella.model.cav import CAVConfig, Patches

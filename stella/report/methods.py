@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stella.memory import ID, Column, bytes_per_clip
+from stella.columns import ID, Column, bytes_per_clip
 from stella.methods import Method
 from stella.model.cav import preset
 

@@ -6,11 +6,11 @@ from dataclasses import fields
 import torch
 
 from stella import methods
+from stella.columns import bytes_per_clip, capacity_for
 from stella.config import build
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
 from stella.errors import ConfigError, StellaError
-from stella.memory import bytes_per_clip, capacity_for
 from stella.methods import Method
 from stella.model import weights
 from stella.model.cav import CAV

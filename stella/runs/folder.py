@@ -39,7 +39,7 @@ class RunFolder:
         self.skipped = self.root / "skipped.jsonl"
         self.clips = self.root / "clips.csv"  # of runs on files
         self.examples = self.root / "examples.json"  # pictures for the page
-        self.notes = self.root / "notes.json"  # decisions of the import of weights, what is odd about the data
+        self.notes = self.root / "notes.json"  # of the import of weights, of what is odd about the data, of speed
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"
         self.slow_weights = self.root / "slow.safetensors"  # of runs with train.ema

@@ -26,7 +26,7 @@ from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
 from stella.evaluate.retrieval import Embeddings
-from stella.files import explain_full_disk, write_bytes, write_json
+from stella.files import explain_full_disk, read_json, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
@@ -40,7 +40,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
-from stella.train.distributed import processes, restarts
+from stella.train.distributed import job, processes, restarts
 from stella.train.trainer import Trainer
 
 
@@ -56,11 +56,11 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
         explain_full_disk(folder.root, again),
         folder.locked() if peers.first else nullcontext(),
     ):
-        started = peers.tell(folder.started)[0]
+        started, same_job = peers.tell((folder.started, restarts() > 0 or _job_of(folder) == (job() or "")))[0]
         if folder.end is None:
             check(config, started, peers=peers)
         if started:
-            if not resume and not restarts():
+            if not resume and not same_job:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)
             if folder.end is not None:
@@ -91,6 +91,11 @@ def resume(
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
+def _job_of(folder: RunFolder) -> str | None:
+    """The job of torchrun that last worked on a run: one that comes back, on these or other machines, goes on."""
+    return read_json(folder.environment).get("job") if folder.environment.exists() else None
+
+
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
     if changed := changed_keys(to_tree(settle(stored_config(folder))), config):
@@ -109,7 +114,8 @@ class Run(Training):
         self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop, peers: Peers = ALONE
     ) -> None:
         self.config, place = config, machine(config.train)
-        facts = with_earlier(environment(place), folder.environment)
+        here = environment(place) | ({"job": job()} if job() else {})
+        facts = with_earlier(here, folder.environment)
         super().__init__(config, folder, console, stop, place, facts, peers)
 
     @property
@@ -124,7 +130,8 @@ class Run(Training):
             short = too_short(clips, min(inputs.seconds, inputs.duration), stream.workers)
         remarks = [*data.remarks(), *([short] if short else [])]
         weights = [f"{self.config.model.weights}: {note}" for note in self.imported]
-        write_json(self.folder.notes, {"weights": weights, "data": remarks})
+        speed = self.trainer.remark.splitlines()
+        write_json(self.folder.notes, {"weights": weights, "data": remarks, "speed": speed})
         return [*weights, *plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory), *remarks]
 
     def build(self, initial: bool) -> Trainer:

@@ -1,8 +1,9 @@
 """What a run is about to do, in the lines that it prints before its first step."""
 
+from stella.columns import bytes_per_clip
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
-from stella.memory import Memory, bytes_per_clip
+from stella.memory import Memory
 
 FEW_STEPS = 100  # fewer teach a model next to nothing
 FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points

@@ -29,7 +29,7 @@ from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints, size_of
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime
-from stella.train.distributed import restarts
+from stella.train.distributed import job, restarts
 from stella.train.trainer import Trainer
 
 MOST_SKIPPED = 10  # steps in a row without a finite loss
@@ -95,8 +95,8 @@ class Training(ABC):
         if state is not None:
             self.trainer.load_state_dict(state["trainer"])
         if peers.first:
-            write_json(folder.config, self._tree)
             write_json(folder.environment, self.environment)
+            write_json(folder.config, self._tree)  # last: with it, there is a run
             folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
@@ -153,7 +153,7 @@ class Training(ABC):
                 self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
                 self.display.say(f"started at {where(earlier[0])}, resumed at {where(self.environment)}")
-            for remark in self.machine.remark.splitlines():
+            for remark in [*self.machine.remark.splitlines(), *self.trainer.remark.splitlines()]:
                 self.display.say(remark)
             for line in self.announced() if self.peers.first and not counters.step else []:
                 self.display.say(line)
@@ -249,7 +249,8 @@ class Training(ABC):
 
     def _team(self) -> Line:
         """For the record: how many processes, and how often torchrun has started them again."""
-        return {} if self.peers.count == 1 else {"processes": self.peers.count, "restarts": restarts()}
+        alone = self.peers.count == 1 and job() is None
+        return {} if alone else {"processes": self.peers.count, "restarts": restarts()}
 
     def _say_time(self, rate: float) -> None:
         """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""

@@ -34,7 +34,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -44,7 +46,7 @@ from stella.clip import Batch
 from stella.errors import ConfigError, StellaError
 from stella.memory import Memory
 from stella.methods.base import Losses, Method
-from stella.peers import ALONE, Peers, cut
+from stella.peers import ALONE, Arriving, Peers, cut
 
 FAILED = "failed"  # a key of the store
 
@@ -61,7 +63,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
 
     An error of one ends all: it tells its sentence, the others end without a word.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if started() < 2:
         yield ALONE
         return
     if device not in ("auto", "cpu", "cuda"):
@@ -76,8 +78,9 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
     try:
         yield World(minutes)
-    except StellaError:
+    except StellaError as error:
         _tell_once(store)
+        error.told = True
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
         with suppress(Exception):
@@ -86,10 +89,12 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         _tell_once(store)
-        raise StellaError(
+        gone = StellaError(
             "another process of this run is gone, or did not answer in time; start it again with --resume, "
             "or let torchrun --max-restarts do so"
-        ) from error
+        )
+        gone.told = True
+        raise gone from error
     finally:
         with suppress(Exception):
             dist.destroy_process_group()
@@ -134,12 +139,28 @@ def _tell_once(store: Any) -> None:
 
 def own_gpu() -> int:
     """The number of this process's GPU on its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+    return int(os.environ.get("LOCAL_RANK", "0")) if started() > 1 else 0
+
+
+def started() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def first() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def restarts() -> int:
     """How often torchrun has started this run again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def job() -> str | None:
+    """torchrun's name (--rdzv-id) for its processes and all that it starts in their place; None without one."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if name == "none" else name
 
 
 @dataclass(frozen=True)
@@ -259,23 +280,34 @@ class World(Peers):
             -1, *rows.shape[1:]
         )
 
-    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor | None) -> Tensor:
-        if to is None:
-            given = self.gather(
-                rows[at[owner == self.rank].to(rows.device)], owner.bincount(minlength=self.count).tolist()
-            )
-            order = owner.argsort(stable=True)
-        else:
-            mine = owner == self.rank
-            leaving = [at[mine & (to == rank)] for rank in range(self.count)]
-            arriving = owner[to == self.rank]
-            sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
-            got = sent.new_empty(len(arriving), *sent.shape[1:])
-            sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
-            dist.all_to_all_single(got, sent, *sizes, group=self._group(rows))
-            given = got.view(rows.dtype).view(len(arriving), *rows.shape[1:])
-            order = arriving.argsort(stable=True)
-        return given[order.argsort().to(rows.device)]
+    def moving(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Arriving:
+        mine = owner == self.rank
+        leaving = [at[mine & (to == rank)] for rank in range(self.count)]
+        arriving = owner[to == self.rank]
+        sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
+        got = sent.new_empty(len(arriving), *sent.shape[1:])
+        sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
+        work = dist.all_to_all_single(got, sent, *sizes, group=self._group(rows), async_op=True)
+        order = arriving.argsort(stable=True).argsort().to(rows.device)
+
+        def arrived() -> Tensor:
+            work.wait()
+            return got.view(rows.dtype).view(len(arriving), *rows.shape[1:])[order]
+
+        return arrived
+
+    def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+        mine = rows[at[owner == self.rank].to(rows.device)]
+        given = self.gather(mine, owner.bincount(minlength=self.count).tolist())
+        return given[owner.argsort(stable=True).argsort().to(rows.device)]
+
+    def added(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The sum over the processes of everybody's rows [sum(counts), …], of which this one is given its own."""
+        most = max(counts)
+        parts = [F.pad(part, (0, 0, 0, most - len(part))) for part in torch.split(rows, list(counts))]
+        own = torch.empty_like(parts[self.rank])
+        dist.reduce_scatter(own, parts, group=self._group(rows))
+        return own[: counts[self.rank]]
 
     def average(self, values: Tensor) -> Tensor:
         """The mean over the processes."""
@@ -286,7 +318,11 @@ class World(Peers):
     # ---- a step
 
     def averaging(self, method: Method) -> DistributedDataParallel:
-        """`method.loss` as a module whose gradients are averaged while the backward pass goes on."""
+        """`method.loss` as a module whose gradients are averaged while the backward pass goes on.
+
+        Parts are compiled one by one (`fast/parts.py`), so that gradients come early: none is to be split for DDP.
+        """
+        torch._dynamo.config.optimize_ddp = False
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch 2.13
         how: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}

@@ -168,6 +168,4 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        world, start = ctx.world, sum(ctx.counts[: ctx.world.rank])
-        total = world.average(gradients[0]) * world.count
-        return total[start : start + ctx.counts[world.rank]], None, None
+        return ctx.world.added(gradients[0], ctx.counts), None, None

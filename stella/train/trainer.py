@@ -23,7 +23,7 @@ from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
 from stella.fast.allocator import keep_freed_memory
-from stella.fast.graphs import Compute, Graphs
+from stella.fast.graphs import Compute, Graphs, records
 from stella.fast.parts import applied
 from stella.methods.base import Losses, Method
 from stella.model.slow import SlowWeights
@@ -106,7 +106,10 @@ class Trainer:
             self._averaging = self.world.averaging(method)
             if memory is not None:
                 memory.split(self.world)
-        recorded = on_gpu and config.graph and (memory is None or memory.device == runtime.device) and not self.world
+        where = runtime.device if memory is None else memory.device
+        recorded, remark = records(runtime.device.type, where.type, peers.count)
+        self.remark = remark if config.graph else ""
+        recorded = recorded and config.graph and not self.world
         self._compute: Compute = Graphs(self.compute, memory, method.generators.values()) if recorded else self.compute
 
     def advance(self) -> bool:
@@ -123,6 +126,8 @@ class Trainer:
             finite = self._compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
+        if memory is not None and self.world:
+            memory.draw_ahead()
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from stella.columns import capacity_for
 from stella.config import build
 from stella.errors import ConfigError
 from stella.experiments.recipe import RECIPES, find, load, names, read, run_config, runs, shipped
-from stella.memory import capacity_for
 from stella.methods import METHODS
 from stella.model import weights
 from stella.report.methods import hyper_parameters

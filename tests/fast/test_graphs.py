@@ -1,21 +1,55 @@
-"""On a GPU: replayed and compiled steps are the steps of the plain loop, for every method."""
+"""Which steps are recorded; on a GPU, replayed and compiled ones are the steps of the plain loop, for every method."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from helpers.small import Noise, quick
+from helpers.small import Noise, noise_tasks, quick, use_tasks
+from rich.console import Console
 
 from stella import selection
 from stella.data.stream import Stream
+from stella.fast.graphs import records
 from stella.fast.parts import applied
+from stella.files import read_json
 from stella.methods import METHODS
 from stella.runs.build import build_method
 from stella.runs.config import settle
+from stella.runs.loop import pretrain
+from stella.train import trainer
 from stella.train.device import runtime
 from stella.train.trainer import Trainer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "processes", "recorded", "why"),
+    [
+        ("cuda", "cuda", 1, True, ""),
+        ("cuda", "cuda", 2, False, "several processes send one another what they draw"),
+        ("cuda", "cpu", 2, False, "several processes"),
+        ("cuda", "cpu", 1, False, "the rehearsal memory is not on the GPU"),
+        ("cpu", "cpu", 1, False, ""),
+        ("cpu", "cpu", 2, False, ""),
+    ],
+)
+def test_what_is_not_recorded_says_why(device: str, memory: str, processes: int, recorded: bool, why: str) -> None:
+    found, remark = records(device, memory, processes)
+    assert found is recorded and why in remark and bool(why) == bool(remark)
+
+
+def test_a_run_says_it_and_notes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a CPU no step is recorded anyway: the sentence is put into its mouth. Without train.graph it is not said."""
+    monkeypatch.setattr(trainer, "records", lambda *_: (False, "steps are not recorded"))
+    use_tasks(monkeypatch, noise_tasks(("one",)))
+    for graph, times in (("true", 1), ("false", 0)):
+        said, run = io.StringIO(), tmp_path / graph
+        pretrain(quick("finetune", f"train.graph={graph}"), run, console=Console(file=said))
+        assert said.getvalue().count("steps are not recorded") == times
+        assert read_json(run / "notes.json")["speed"] == ["steps are not recorded"] * times
 
 
 def trained(
@@ -34,6 +68,7 @@ def trained(
     return trainer
 
 
+@cuda
 @pytest.mark.parametrize("more", [(), ("memory.codec=dct",)], ids=["", "codec"])
 @pytest.mark.parametrize("name", METHODS)
 def test_replayed_steps_are_the_same_steps(name: str, more: tuple[str, ...]) -> None:
@@ -51,6 +86,7 @@ def test_replayed_steps_are_the_same_steps(name: str, more: tuple[str, ...]) -> 
         assert one["memory"]["seen"] == other["memory"]["seen"] == replayed.method.memory.seen
 
 
+@cuda
 @pytest.mark.parametrize("name", ["derpp", "stella", "stella_plus"])
 def test_a_step_that_is_not_finite_is_left_out_of_a_replay(name: str) -> None:
     trainer = trained(name, graph=True, clips=12)
@@ -66,6 +102,7 @@ def test_a_step_that_is_not_finite_is_left_out_of_a_replay(name: str) -> None:
     assert trainer.method.memory.seen == seen
 
 
+@cuda
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision_stays_finite(name: str) -> None:
     trainer = trained(name, graph=True, precision="bfloat16", clips=20)
@@ -73,6 +110,7 @@ def test_half_precision_stays_finite(name: str) -> None:
     assert all(p.isfinite().all() for p in trainer.method.parameters())
 
 
+@cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("queries", "keys", "dim"), [(512, 784, 64), (144, 128, 32), (7, 5, 16)])
 def test_importance_without_the_map_is_importance(dtype: torch.dtype, queries: int, keys: int, dim: int) -> None:

@@ -1,4 +1,7 @@
-"""A process of a run on noise: torchrun … ranks.py FOLDER METHOD TASKS [resume]. Its number is left in a file."""
+"""A process of a run on noise: torchrun … ranks.py FOLDER METHOD TASKS [resume] [KEY=VALUE …].
+
+Its number is left in a file.
+"""
 
 import os
 import sys
@@ -19,7 +22,8 @@ def main(folder: Path, method: str, tasks: int) -> int:
     (folder.parent / f"{folder.name}.{os.environ['RANK']}.pid").write_text(str(os.getpid()))
     with pytest.MonkeyPatch.context() as patch:
         use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
-        config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=0.2", "stream.epochs=2")
+        more = [word for word in sys.argv if "=" in word]
+        config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=0.2", "stream.epochs=2", *more)
         try:
             return pretrain(config, folder, resume="resume" in sys.argv, console=Console()).exit_code
         except StellaError as error:

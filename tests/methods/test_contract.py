@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from stella.clip import Batch
-from stella.memory import ID, bytes_per_clip
+from stella.columns import ID, bytes_per_clip
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV
 from stella.report.methods import hyper_parameters

@@ -8,9 +8,9 @@ import torch
 from helpers.method_toys import TOY, assert_same_weights, batch, batches, method, next_draw, plain_parts, spy, train
 
 from stella.clip import Batch
+from stella.columns import bytes_per_clip
 from stella.config import to_tree
 from stella.errors import ConfigError, StellaError
-from stella.memory import bytes_per_clip
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
 from stella.model.cav import CAV, PRESETS, split_by_noise
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.memory import bytes_per_clip
+from stella.columns import bytes_per_clip
 from stella.methods import METHODS
 from stella.methods.ablations import AblationConfig
 from stella.model.cav import preset

@@ -3,8 +3,9 @@ from typing import Any
 import torch
 from helpers.noise import Noise
 
+from stella.columns import Column
 from stella.data.stream import StreamConfig
-from stella.memory import Column, Memory
+from stella.memory import Memory
 from stella.runs.plan import plan
 
 

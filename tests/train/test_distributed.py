@@ -8,12 +8,15 @@ from helpers.noise import Noise
 from helpers.team import SHAPES, compare, fork
 
 from stella.clip import Clip
+from stella.columns import Column
 from stella.data.stream import Stream, StreamConfig
 from stella.errors import ClipError
+from stella.memory import Memory
 from stella.methods import METHODS
 from stella.peers import ALONE, Peers, cut, owners
+from stella.rng import generator
 from stella.train import sharing
-from stella.train.distributed import World
+from stella.train.distributed import Layout, World
 
 ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for clips in (3, 5, 7)]
 
@@ -44,8 +47,7 @@ def test_the_comparison_sees_a_gather_without_gradient(monkeypatch: pytest.Monke
     """Negative control."""
 
     def cut(ctx: Any, gradient: Any) -> Any:
-        start = sum(ctx.counts[: ctx.world.rank])
-        return gradient[start : start + ctx.counts[ctx.world.rank]], None, None
+        return gradient.split(ctx.counts)[ctx.world.rank], None, None
 
     monkeypatch.setattr(sharing.GatherRows, "backward", staticmethod(cut))
     found = compare(2, 2, ["finetune"])["finetune"]
@@ -69,11 +71,14 @@ class Faulty:
         return self.clips[index]
 
 
-def delivered(sources: list[Any], peers: Peers = ALONE) -> list[list[list[int]]]:
-    """The ids of each batch, then what was read of each source, then what was skipped."""
-    config = StreamConfig(batch_size=5, epochs=2, augment=False, most_bad=0.9, **SHAPES)
+def delivered(sources: list[Any], peers: Peers = ALONE) -> list[list[list[Any]]]:
+    """The ids of each batch, with sums of augmented pixels and filterbanks; what was read of each source; skipped."""
+    config = StreamConfig(batch_size=5, epochs=2, most_bad=0.9, **SHAPES)
     stream = Stream([(str(i), source) for i, source in enumerate(sources)], config, "cpu", None, peers)
-    batches = [[*batch.ids.tolist(), *batch.video.sum((1, 2, 3, 4)).tolist()] for batch in stream]
+    batches = [
+        [*batch.ids.tolist(), *batch.video.sum((1, 2, 3, 4)).tolist(), *batch.audio.double().sum((1, 2)).tolist()]
+        for batch in stream
+    ]
     read = [source.read for source in sources if isinstance(source, Faulty)]
     return [batches, read, [sorted(int(id) for id in stream.skipped.records)]]
 
@@ -90,12 +95,54 @@ def test_an_epoch_reads_every_clip_once(count: int) -> None:
     found = fork(count, lambda world: delivered(sources(), world))
     assert [each[2] for each in found] == [alone[2]] * count  # all know what was skipped
     for number, batch in enumerate(alone[0]):
-        rows = torch.tensor(batch).view(2, -1)  # ids and sums of pixels
-        shares = [torch.tensor(each[0][number]).view(2, -1) for each in found]
-        assert torch.equal(torch.cat(shares, 1).long(), rows)
+        rows = torch.tensor(batch, dtype=torch.float64).view(3, -1)
+        shares = [torch.tensor(each[0][number], dtype=torch.float64).view(3, -1) for each in found]
+        together = torch.cat(shares, 1)
+        assert torch.equal(together[:2], rows[:2]) and torch.allclose(together[2], rows[2], rtol=1e-6)
         assert [each.shape[1] for each in shares] == cut(rows.shape[1], count)
     for source, once in enumerate(alone[1]):
         assert sorted(index for each in found for index in each[1][source]) == sorted(once)
+
+
+def draws(world: World, ahead: bool) -> list[list[Any]]:
+    """Drawn rows, saved generators, and how many columns set out while a draw was waited for; the last batch is short.
+
+    A step changes drawn rows after its draw, and step 5 once more after the next draw was begun.
+    """
+    memory = Memory({"x": Column(torch.float32, (2,))}, 8, generator("memory"))
+    memory.split(world)
+    waited, found = [0], []
+    moving = world.moving
+
+    def counted(*given: Any) -> Any:
+        waited[0] += 1
+        return moving(*given)
+
+    for step, size in enumerate([4, 4, 4, 4, 4, 4, 4, 3, 4]):
+        world.here = Layout(cut(size, 2), whole=False)
+        ids = torch.arange(10 * step, 10 * step + size)[world.rows(size)]
+        world.moving = counted  # type: ignore[method-assign]
+        waited[0] = 0
+        drawn = memory.draw(len(ids))
+        world.moving = moving  # type: ignore[method-assign]
+        memory.add(ids, x=ids[:, None].float().expand(-1, 2))
+        if drawn is not None:
+            memory.update(drawn.slots, x=drawn["x"] + 0.25)
+            found.append([drawn.ids.tolist(), drawn["x"].tolist(), waited[0]])
+        if ahead:
+            memory.draw_ahead()
+        if step == 5 and drawn is not None:
+            memory.update(drawn.slots, x=drawn["x"] + 0.5)
+        found.append([memory.state_dict()["generator"].tolist(), memory.ids.tolist()])
+    return found
+
+
+def test_draws_ahead_change_nothing() -> None:
+    """Used, of another size, overtaken by a change, or saved: the same rows, and the same random numbers after it."""
+    for plain, ahead in fork(2, lambda world: [draws(world, False), draws(world, True)]):
+        assert [each[:2] for each in plain] == [each[:2] for each in ahead]
+        assert [each[2] for each in ahead if len(each) > 2] == [0, 0, 0, 0, 0, 1, 1, 1]  # overtaken, short, after it
+        assert {each[2] for each in plain if len(each) > 2} == {1}
 
 
 def test_rows_and_their_owners() -> None:
@@ -118,7 +165,7 @@ def test_rows_move_between_processes() -> None:
             own = everyone[owner == world.rank]
             moved = world.move(own, owner[which], at[which], to)
             found.append(moved.equal(everyone[which[to == world.rank]]))
-            found.append(world.move(own, owner[which], at[which], None).equal(everyone[which]))
+            found.append(world.spread(own, owner[which], at[which]).equal(everyone[which]))
             found.append(world.gather(own, [4, 5]).equal(everyone))
         return found
 
