@@ -28,6 +28,11 @@ class Peers:
     whole = True  # every process has all rows of the current batch
 
     @property
+    def aside(self) -> "Peers":
+        """The same processes, for another thread: its collectives do not mix with this one's."""
+        return self
+
+    @property
     def first(self) -> bool:
         """Whether this is the one process that writes and speaks."""
         return self.rank == 0

@@ -75,12 +75,13 @@ def methods(
         typer.Argument(help="Method to describe in full: a name, or FILE.py:CLASS.", show_default="list all"),
     ] = None,
 ) -> None:
-    """List the methods: what each does, what it stores of a clip, and what its steps cost."""
+    """List the methods: what each does, what it stores of a clip, and what its steps cost; and the models' sizes."""
     from stella.methods import METHODS, find
-    from stella.report.methods import method_page, methods_table
+    from stella.report.methods import method_page, methods_table, models_table
 
-    page = methods_table(METHODS) if name is None else method_page(find(name))
-    wide(100).print(page, highlight=False, soft_wrap=True)
+    pages = [methods_table(METHODS), models_table()] if name is None else [method_page(find(name))]
+    for page in pages:
+        wide(100).print(page, highlight=False, soft_wrap=True)
 
 
 def config(

@@ -88,6 +88,7 @@ PRESETS = {
         _DEMO, dim=192, depth=6, fusion_from=4, heads=6, dec_dim=128, dec_depth=4, dec_heads=4
     ),
     "base": CAVConfig(),  # 185.5 M parameters: the paper
+    "large": CAVConfig(dim=1024, depth=24, fusion_from=22, heads=16),  # 610.1 M parameters: ViT-L, the same decoder
 }
 
 

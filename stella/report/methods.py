@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from stella.columns import ID, Column, bytes_per_clip
 from stella.methods import Method
-from stella.model.cav import preset
+from stella.model.cav import CAV, PRESETS, CAVConfig, preset
+from stella.selection import visible
 
 CLIPS = 2000  # the paper's memory on Continual-VS
 
@@ -32,6 +34,43 @@ def methods_table(methods: Mapping[str, type[Method]]) -> Table:
         table.add_section()
     table.caption = "`stella methods NAME` shows a method's hyper-parameters and full citation."
     return table
+
+
+def models_table() -> Table:
+    """The presets of the backbone: sizes, and what a step of Finetune computes and keeps."""
+    table = plain_table("Models, model.preset=NAME")
+    table.add_column("model", style="bold")
+    table.add_column("width")
+    table.add_column("blocks: encoders + fusion, decoder")
+    for heading in ("parameters", "GFLOP a clip", "to train"):
+        table.add_column(heading, justify="right")
+    for name, c in PRESETS.items():
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in CAV(c).parameters())
+        blocks = f"2 × {c.fusion_from} + {c.depth - c.fusion_from}, {c.dec_depth}"
+        state = f"{16 * parameters / 2**30:.2f} GiB"
+        table.add_row(name, str(c.dim), blocks, f"{parameters / 1e6:,.1f} M", f"{step_flop(c) / 1e9:,.1f}", state)
+    table.caption = (
+        "FLOPs of a step of Finetune. To train: weights, gradients and Adam in float32, without\n"
+        "activations; processes divide it with train.shard=true."
+    )
+    return table
+
+
+def step_flop(c: CAVConfig, mask_ratio: float = 0.8) -> float:
+    """FLOPs of a step of Finetune for one clip: matrix products and attention, forward and backward."""
+    patch, all_a, all_v = c.patch_size**2, c.patches_a, c.patches_v
+    a, v = visible(all_a, mask_ratio), visible(all_v, mask_ratio)
+
+    def block(dim: int, *lengths: int) -> float:
+        """Products have two of their size in the backward pass; attention's scores are computed again there."""
+        return sum(3 * 24 * n * dim**2 + 3.5 * 4 * n**2 * dim for n in lengths)
+
+    embed = 2 * 2 * (a * patch + v * 3 * patch) * c.dim  # pixels need no gradient
+    middle = 3 * 2 * (a + v) * c.dim * c.dec_dim
+    predict = 3 * 2 * ((all_a - a) * patch + (all_v - v) * 3 * patch) * c.dec_dim
+    encode = c.fusion_from * block(c.dim, a, v) + (c.depth - c.fusion_from) * block(c.dim, a + v, a, v)
+    return embed + encode + middle + c.dec_depth * block(c.dec_dim, all_a, all_v) + predict
 
 
 def method_page(method: type[Method]) -> Group:

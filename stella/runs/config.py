@@ -22,7 +22,7 @@ from stella.train.device import Runtime, runtime
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "stream.worker_gb", "data.cache"),
     *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard", "train.patience_minutes"),
-    *("train.graph", "train.compile", "train.activations"),
+    *("train.graph", "train.compile", "train.activations", "train.shard"),
 )
 
 
@@ -30,7 +30,7 @@ FREE = (
 class ModelConfig:
     """A preset, its initial weights, and sizes where they differ from the data's."""
 
-    preset: str | None = None  # tiny, small or base; none: that of the weights, or tiny
+    preset: str | None = None  # tiny, small, base or large; none: that of the weights, or tiny
     weights: str | None = None  # initial weights: a shipped name, a finished run, or a file that `stella weights` reads
     image_size: int | None = None  # pixels; none: the data's
     spec_frames: int | None = None  # time steps of the spectrogram; none: the data's

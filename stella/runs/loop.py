@@ -43,6 +43,8 @@ from stella.runs.training import RunResult, Training, changed_keys, evaluations_
 from stella.train.distributed import job, processes, restarts
 from stella.train.trainer import Trainer
 
+Models = tuple[CAV, AVM | None]
+
 
 def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
     """Train as configured in the folder `run`; with `resume` continue the run that is there, if there is one.
@@ -148,35 +150,40 @@ class Run(Training):
     def evaluate(self, due: int) -> None:
         with self.stop.at_once():
             embeddings: list[Embeddings] = []
-            found = self._evaluate(self.method.eval_model, self.method.avm, embeddings)
+            models = self._models()
+            found = self._evaluate(*models, embeddings)
             if self.trainer.slow is not None:
-                found["slow"] = self._evaluate(self.trainer.slow.model, None)
+                found["slow"] = self._evaluate(self.trainer.plain(self.trainer.slow.model), None)
         if self.peers.first:
-            self._keep(due, found, embeddings)
+            self._keep(due, models, found, embeddings)
 
-    def _keep(self, due: int, found: dict[str, Any], embeddings: list[Embeddings]) -> None:
+    def _models(self) -> Models:
+        """What is evaluated and saved."""
+        method, plain = self.method, self.trainer.plain
+        return plain(method.eval_model), None if method.avm is None else plain(method.avm)
+
+    def _keep(self, due: int, models: Models, found: dict[str, Any], embeddings: list[Embeddings]) -> None:
         """Write what was measured."""
         counters = self.trainer.counters
         # A joint method has learnt all tasks when its only one ends.
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
         if task == len(self.tasks) - 1:
-            self._keep_examples(embeddings)
+            self._keep_examples(models, embeddings)
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
         memory = self.method.memory
         distinct = None if memory is None else memory.distinct
         self.metrics.write(line | {"memory_by_task": self._memory_by_task(), "memory_distinct": distinct})
-        self._keep_weights(task)
+        self._keep_weights(task, models)
         self._report_evaluation(task, summary([line | {"task": 0}])["A"])
 
-    def _keep_weights(self, task: int) -> None:
+    def _keep_weights(self, task: int, models: Models) -> None:
         """Weights after a task, in half precision: for what changes from task to task."""
         if self.config.train.keep_task_weights and task >= 0:
             extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "task": task}
             path = self.folder.task_weights(task)
             path.parent.mkdir(exist_ok=True)
-            method, inputs = self.method, inputs_of(self.config)
-            write_bytes(path, weights.packed(method.eval_model, method.avm, extra, inputs, torch.float16))
+            write_bytes(path, weights.packed(*models, extra, inputs_of(self.config), torch.float16))
 
     def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
         place = self.machine.device, self.config.seed, self.machine.autocast
@@ -187,12 +194,11 @@ class Run(Training):
         workers = 0 if self.config.data.cached else self.config.stream.workers
         return replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=workers)
 
-    def _keep_examples(self, embeddings: list[Embeddings]) -> None:
+    def _keep_examples(self, models: Models, embeddings: list[Embeddings]) -> None:
         """Pictures for the page. A run does without them if a clip is gone since, or PyAV is missing."""
-        machine, method = self.machine, self.method
         with suppress(StellaError), self.stop.at_once():
-            place = machine.device, machine.autocast
-            found = examples(method.eval_model, method.avm, self.eval_tasks, embeddings, self._eval_stream, *place)
+            place = self.machine.device, self.machine.autocast
+            found = examples(*models, self.eval_tasks, embeddings, self._eval_stream, *place)
             write_json(self.folder.examples, {"queries": found})
 
     def _report_evaluation(self, task: int, mean_recall: float) -> None:
@@ -219,19 +225,22 @@ class Run(Training):
         return counts
 
     def finish(self) -> None:
-        counters, slow = self.trainer.counters, self.trainer.slow
-        for model in (self.method.eval_model, *([] if slow is None else [slow.model])):
-            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+        counters, (model, avm) = self.trainer.counters, self._models()
+        slow = None if self.trainer.slow is None else self.trainer.plain(self.trainer.slow.model)
+        if not self.peers.first:
+            return
+        for each in (model, *([] if slow is None else [slow])):
+            if not all(bool(p.isfinite().all()) for p in each.parameters()):
                 raise StellaError(
                     "the weights of this run are not finite, so it is no success; start a new run with a lower train.lr"
                 )
         evaluations = evaluations_of(self.folder)
         scores = summary(evaluations)
         extra = {"config": to_tree(self.config), "commit": self.environment["commit"]}
-        self._write_weights(self.folder.weights, self.method.eval_model, self.method.avm, extra | {"scores": scores})
+        self._write_weights(self.folder.weights, model, avm, extra | {"scores": scores})
         if slow is not None:
             scores["slow"] = summary([line | line["slow"] for line in evaluations])
-            self._write_weights(self.folder.slow_weights, slow.model, None, extra | {"scores": scores["slow"]})
+            self._write_weights(self.folder.slow_weights, slow, None, extra | {"scores": scores["slow"]})
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
         self.metrics.write(end | scores)
         self.metrics.sync()

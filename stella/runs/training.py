@@ -1,8 +1,8 @@
 """Training in a run's folder, whatever is trained: steps, checkpoints, metrics, signals; resumed at any moment.
 
 Resume is exact because of the order of writes. A checkpoint holds everything that a step depends on, and the length of
-metrics.jsonl. At the end of a task it is written *before* the evaluation, which has no state: whatever a kill
-interrupts is repeated with the same outcome.
+metrics.jsonl. At the end of a task it is begun *before* the evaluation, which has no state: whatever a kill
+interrupts is repeated with the same outcome. Training goes on while a checkpoint is written.
 """
 
 import time
@@ -100,6 +100,7 @@ class Training(ABC):
             folder.cut(0 if state is None else state["metrics_bytes"])
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self._saved = time.monotonic()
+        self._held = 0.0  # seconds that the run lost to the checkpoint that is being written
         self._rates = 0  # recorded by this process
         self._written = 0  # skipped steps already in metrics.jsonl
         self._compiled = self.machine.seconds_compiling()
@@ -128,7 +129,7 @@ class Training(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Write weights and the last line of `metrics`."""
+        """Write weights and the last line of `metrics`. Called by all processes; the first one writes."""
 
     @property
     @abstractmethod
@@ -149,6 +150,7 @@ class Training(ABC):
             if self.board:
                 stack.enter_context(closing(self.board))
             stack.enter_context(closing(self.stream))
+            stack.enter_context(closing(self.checkpoints))
             for path in self.checkpoints.damaged:
                 self.display.say(f"{path.name} is damaged and was renamed; resuming from step {counters.step}")
             if earlier := self.environment.get("earlier"):
@@ -167,12 +169,13 @@ class Training(ABC):
                 if counters.step and counters.skipped == counters.step:
                     raise StellaError("no step of this run was finite; check the data, or start a new run")
                 with self.stop.writing():
-                    if self.peers.first:
-                        self.finish()
+                    self._note_saved(wait=True)
+                    self.finish()
                     self.peers.tell("finished")
             except (Stopped, Exception):
                 if self.stop.signal is None:
                     raise
+                self._end_checkpoint()
                 again = self.again.format(run=self.folder.root)
                 self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
                 return result_of(self.folder, 128 + self.stop.signal)
@@ -184,12 +187,13 @@ class Training(ABC):
         """Train to the end of a task; False if no step was left."""
         minutes = self.settings.checkpoint_minutes
         while self._advance():
+            self._note_saved()
             ended, late = self.stream.finished_task is not None, time.monotonic() - self._saved >= 60 * minutes
             stopping, due = self.peers.most(self.stop.signal or 0, late)
             self._record(ended)
             stuck = self._stuck()
             if ended or stuck or stopping or due:
-                self._save()
+                self._save(wait=bool(stuck or stopping))
             if stuck:
                 not_finite = self.trainer.skipped[-1][1]
                 raise StellaError(
@@ -212,7 +216,7 @@ class Training(ABC):
         except (Stopped, Exception):
             begun = (self.trainer.counters.step, self.stream.position) != (step, position)
             if self.stop.signal and not begun and self.peers.count == 1:
-                self._save()
+                self._save(wait=True)
             raise
 
     def _stuck(self) -> bool:
@@ -290,12 +294,15 @@ class Training(ABC):
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self.speed.write({"kind": "evaluation", "task": due, "seconds": time.monotonic() - began})
 
-    def _save(self) -> None:
+    def _save(self, wait: bool) -> None:
+        """Begin a checkpoint, when the one before is written; with `wait`, write it."""
         with self.stop.writing():
-            self._save_now()
+            self._note_saved(wait=True)
+            self._begin_checkpoint()
+            self._note_saved(wait)
 
-    def _save_now(self) -> None:
-        began, step = time.monotonic(), self.trainer.counters.step
+    def _begin_checkpoint(self) -> None:
+        began = self._saved = time.monotonic()
         self.trainer.settle()
         self._write_skipped()
         state: dict[str, Any] = {
@@ -303,10 +310,25 @@ class Training(ABC):
             "metrics_bytes": self.peers.tell(self.metrics.sync())[0],
             "config": self._tree,
         }
-        path = self.checkpoints.save(step, state)
-        self._saved = time.monotonic()
-        size = size_of(path)
-        self.speed.write({"kind": "checkpoint", "step": step, "seconds": self._saved - began, "bytes": size})
+        self.checkpoints.begin(self.trainer.counters.step, state)
+        self._held = time.monotonic() - began
+
+    def _end_checkpoint(self) -> None:
+        """After a stop: wait for what is being written, and tell if it fails."""
+        self.checkpoints.close()
+        try:
+            self._note_saved()
+        except StellaError as error:
+            self.display.say(str(error))
+
+    def _note_saved(self, wait: bool = False) -> None:
+        """Record a checkpoint that was begun, if it is written by now. An error in writing it is raised here."""
+        began = time.monotonic()
+        if (done := self.checkpoints.finished(wait)) is not None:
+            held = self._held + time.monotonic() - began  # the run's loss of time
+            size = size_of(done.path) if self.peers.first else 0
+            line = {"kind": "checkpoint", "step": done.step, "seconds": done.seconds, "held": held, "bytes": size}
+            self.speed.write(line)
 
 
 def evaluations_of(folder: RunFolder) -> list[Line]:

@@ -5,11 +5,16 @@ content, so that a file damaged by a kill, a full disk or a bad disk is recognis
 
 One process writes a file, `step-00000120-HASH.pt`. Several write a folder, `step-00000120-HASH.dcp`, each a part of it
 (`train/parts.py`). Both have the same content, and any number of processes reads either.
+
+A run goes on while a checkpoint is written: `begin` copies the state to main memory, and a thread writes the copy.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -20,8 +25,19 @@ from stella.errors import StellaError
 from stella.files import publish, sweep, temporary
 from stella.peers import ALONE, Peers
 from stella.train import parts
+from stella.train.device import free_bytes
 
 State = dict[str, Any]
+GONE = 60.0  # seconds after which processes that do not answer are no longer waited for, when a run ends by an error
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that is on the disk."""
+
+    step: int
+    path: Path
+    seconds: float  # from its beginning
 
 
 class Checkpoints:
@@ -30,14 +46,45 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 2, peers: Peers = ALONE) -> None:
         self.folder, self.keep, self.peers = folder, keep, peers
         self.damaged: list[Path] = []  # renamed by `load`
+        self._writing: _Writing | None = None
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, then remove old ones. If writing fails, existing checkpoints stay."""
+        return self._write(step, state, self.peers)
+
+    def begin(self, step: int, state: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint as `save` does, of the state as it is now; `finished` tells when it is written.
+
+        Where main memory has no room for a copy, this waits until it is written.
+        """
+        assert self._writing is None, "one at a time: ask `finished` for the one before"
+        peers = self.peers.aside
+        room = 2 * peers.neighbours * _size(state) < free_bytes("cpu")
+        copy = copied(state) if room else state
+        self._writing = _Writing(step, lambda: self._write(step, copy, peers))
+        if not room:
+            self._writing.join()
+
+    def finished(self, wait: bool) -> Written | None:
+        """What was begun, once it is written; None if there is none yet. Raises what prevented it."""
+        writing = self._writing
+        if writing is None or (writing.is_alive() and not wait):
+            return None
+        writing.join()
+        self._writing = None
+        return writing.result()
+
+    def close(self) -> None:
+        """Wait for what is being written, whatever becomes of it; not forever for processes that may be gone."""
+        if self._writing is not None:
+            self._writing.join(None if self.peers.count == 1 else GONE)
+
+    def _write(self, step: int, state: Mapping[str, Any], peers: Peers) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            if self.peers.count > 1:
-                path = parts.write(self.folder, f"step-{step:08d}", state, self.peers)
-                if self.peers.first:
+            if peers.count > 1:
+                path = parts.write(self.folder, f"step-{step:08d}", state, peers)
+                if peers.first:
                     self._remove_older(path)
                 return path
             with temporary(self.folder / f"step-{step:08d}") as fresh:
@@ -95,6 +142,29 @@ class Checkpoints:
         return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
 
 
+class _Writing(threading.Thread):
+    """A checkpoint that a thread writes."""
+
+    def __init__(self, step: int, write: Callable[[], Path]) -> None:
+        super().__init__(name=f"checkpoint of step {step}", daemon=True)
+        self.step, self.write, self.began = step, write, time.monotonic()
+        self.outcome: Written | BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = Written(self.step, self.write(), time.monotonic() - self.began)
+        except BaseException as error:
+            self.outcome = error
+        del self.write  # and the copy with it
+
+    def result(self) -> Written:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        assert self.outcome is not None
+        return self.outcome
+
+
 def size_of(path: Path) -> int:
     """Bytes of a checkpoint."""
     return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
@@ -103,6 +173,23 @@ def size_of(path: Path) -> int:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _size(tree: Any) -> int:
+    """Bytes of all tensors; of divided ones, own rows."""
+    if isinstance(tree, Mapping | list | tuple):
+        return sum(map(_size, tree.values() if isinstance(tree, Mapping) else tree))
+    own = tree.to_local() if hasattr(tree, "to_local") else tree
+    return own.nbytes if isinstance(own, Tensor) else 0
+
+
+def copied(tree: Any) -> Any:
+    """The same tree with copies of its tensors in main memory."""
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [copied(value) for value in tree]
+    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
 
 
 def _compact(tree: Any) -> Any:

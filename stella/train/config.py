@@ -26,6 +26,7 @@ class TrainConfig:
     precision: Precision = "auto"  # auto: bfloat16 on a GPU, float32 on a CPU
     compile: Compile = "auto"  # compile parts of a step; auto: on a GPU
     activations: Activations = "products"  # what compiled parts keep for the backward pass
+    shard: bool = False  # several processes: divide weights, gradients and optimiser among them (FSDP)
     graph: bool = True  # replay whole steps as CUDA graphs, if the memory is on the GPU too
     checkpoint_minutes: float = 10.0  # minutes between checkpoints
     keep_checkpoints: int = 2  # newest checkpoints kept

@@ -7,7 +7,8 @@ that of one process with the same batch, up to rounding, because of this:
 - **Random numbers are those of the whole batch.** Every process draws them all, from generators in the same state, and
   takes its rows.
 - **The loss is the mean over all clips.** Each process computes the mean of its rows' losses, weighted by their number,
-  so that the average over the processes is the mean (`losses.mean`). DDP averages the gradients so.
+  so that the average over the processes is the mean (`losses.mean`). DDP averages the gradients so, and so does FSDP
+  (`train/shards.py`), with which no process has all weights.
 - **All clips are negatives of one another**: own rows against everybody's columns, gathered with their gradients.
 - **The memory's decisions are the same everywhere**; its slots are spread, and rows travel to whoever needs them.
 - **What the whole batch decides** (ESMER's mean error, MIR's choice, mismatched pairs, virtual steps) is computed from
@@ -20,16 +21,17 @@ A batch or a draw of fewer clips than processes is not worth sharing: each proce
 the same (`World.whole`).
 """
 
+import copy
 import inspect
 import math
 import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -209,8 +211,9 @@ class World(Peers):
     def __init__(self, minutes: float = 10.0) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+        self.limit = timedelta(minutes=minutes)
         # What hosts tell each other, and rows in main memory: the first group may be NCCL's.
-        self.hosts = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
+        self.hosts = dist.new_group(backend="gloo", timeout=self.limit)
         self.here = Layout([0] * self.count, whole=False)
 
     # ---- rows
@@ -254,6 +257,12 @@ class World(Peers):
         self.here.drawn = tuple(counts)
 
     # ---- collectives
+
+    @cached_property
+    def aside(self) -> "World":
+        other = copy.copy(self)
+        other.hosts = dist.new_group(backend="gloo", timeout=self.limit)
+        return other
 
     def tell(self, thing: Any) -> list[Any]:
         told: list[Any] = [None] * self.count
@@ -317,7 +326,7 @@ class World(Peers):
 
     # ---- a step
 
-    def averaging(self, method: Method) -> DistributedDataParallel:
+    def averaging(self, method: Method) -> "Averaged":
         """`method.loss` as a module whose gradients are averaged while the backward pass goes on.
 
         Parts are compiled one by one (`fast/parts.py`), so that gradients come early: none is to be split for DDP.
@@ -326,7 +335,7 @@ class World(Peers):
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # torch 2.13
         how: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: False}
-        return DistributedDataParallel(_Loss(method), **how)
+        return Averaged(_Loss(method), **how)
 
     def on(self, batch: Batch) -> None:
         """From now on, losses and memory work on this batch."""
@@ -352,6 +361,12 @@ def _bytes(rows: Tensor) -> Tensor:
     """Rows [n, …] as bytes [n, size]: gloo does not know every dtype."""
     flat = rows.contiguous().reshape(len(rows), math.prod(rows.shape[1:]))
     return flat.view(torch.uint8)
+
+
+class Averaged(DistributedDataParallel):
+    def sharing(self, last: bool) -> AbstractContextManager[None]:
+        """Around a loss: gradients are averaged in the backward pass of a step's last batch."""
+        return nullcontext() if last else self.no_sync()
 
 
 class _Loss(nn.Module):

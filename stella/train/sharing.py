@@ -51,12 +51,12 @@ def shared(world: World, batch: Batch) -> Iterator[None]:
     swaps = [(owner, key, getattr(ours, name)) for name in SHARED for owner, key in _bound(name)]
     swaps.append((selection, "correlation", ours.correlation(selection.correlation)))
     swaps.append((LooksAhead, "gradients", ours.gradients(LooksAhead.gradients)))
-    with _replaced(swaps):
+    with replaced(swaps):
         yield
 
 
 @contextmanager
-def _replaced(swaps: Sequence[tuple[Any, str, Function]]) -> Iterator[None]:
+def replaced(swaps: Sequence[tuple[Any, str, Function]]) -> Iterator[None]:
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in swaps]
     try:
         for owner, name, function in swaps:
@@ -119,7 +119,7 @@ class Shared:
 
         def correlation(k: Tensor, query_now: Tensor, query_past: Tensor | None, *more: Any) -> Tensor:
             past = None if query_past is None else self.pair_past(query_past, len(k))
-            with _replaced([(selection, "pair_past", PLAIN["pair_past"])]):
+            with replaced([(selection, "pair_past", PLAIN["pair_past"])]):
                 out: Tensor = one(k, query_now, past, *more)
             return out
 

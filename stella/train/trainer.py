@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from stella.clip import Batch
@@ -32,6 +32,11 @@ from stella.train.config import TrainConfig
 from stella.train.device import Later, Runtime
 from stella.train.distributed import World
 from stella.train.sharing import shared
+
+if TYPE_CHECKING:
+    from stella.train.shards import Sharded
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass
@@ -84,6 +89,8 @@ class Trainer:
         self.slow = None if config.ema is None else SlowWeights(method.model, config.ema)
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
         self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # in all, if no clip is skipped
+        self._sharded = self._divided()
+        self._averaging = self._sharded or (self.world.averaging(method) if self.world else None)
         self._parameters = [p for p in method.parameters() if p.requires_grad]
         on_gpu = runtime.device.type == "cuda"
         if not on_gpu:
@@ -101,16 +108,21 @@ class Trainer:
         self._names: list[str] = []  # of the loss's parts
         self._unsettled: deque[tuple[int, Later]] = deque()
         memory = method.memory
-        self._averaging = None
-        if self.world:
-            self._averaging = self.world.averaging(method)
-            if memory is not None:
-                memory.split(self.world)
+        if self.world and memory is not None:
+            memory.split(self.world)
         where = runtime.device if memory is None else memory.device
         recorded, remark = records(runtime.device.type, where.type, peers.count)
         self.remark = remark if config.graph else ""
         recorded = recorded and config.graph and not self.world
         self._compute: Compute = Graphs(self.compute, memory, method.generators.values()) if recorded else self.compute
+
+    def _divided(self) -> "Sharded | None":
+        """The method with its weights divided among the processes, if that is wanted."""
+        if self.world is None or not self.config.shard:
+            return None
+        from stella.train.shards import Sharded  # takes a second to import
+
+        return Sharded(self.method, self.slow, self.runtime)
 
     def advance(self) -> bool:
         """One step on the next `accumulate` batches; False if there are no more."""
@@ -150,7 +162,8 @@ class Trainer:
             self.method.before_step()
         self._names = list(computed[0].parts)
         parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
-        finite = torch.stack([*parts, get_total_norm(gradients)]).isfinite()
+        norm = get_total_norm(gradients)
+        finite = torch.stack([*parts, self._sharded.whole(norm) if self._sharded else norm]).isfinite()
         taken = finite.all()
         self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam skips the step
         self.optimizer.step()
@@ -199,11 +212,11 @@ class Trainer:
 
     @contextmanager
     def _sharing(self, batch: Batch, last: bool = True) -> Iterator[None]:
-        """What processes share of a batch. Gradients are averaged in the backward pass of a step's last batch."""
+        """What processes share of a batch."""
         if self.world is None or self._averaging is None:
             yield
         else:
-            with shared(self.world, batch), nullcontext() if last else self._averaging.no_sync():
+            with shared(self.world, batch), self._averaging.sharing(last):
                 yield
 
     def _rate_now(self) -> float:
@@ -214,6 +227,10 @@ class Trainer:
         falling, left = self.config.decay * self.steps, self.steps + 1 - step
         share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
         return self.config.lr * share
+
+    def plain(self, module: Module) -> Module:
+        """One of the method's or the slow models, with all its weights; a copy of it if processes divide them."""
+        return self._sharded.plain(module) if self._sharded else module
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
@@ -237,6 +254,8 @@ class Trainer:
                 f"this run was started with train.device={there} and cannot resume on {here}, where random numbers "
                 f"differ; resume it on a machine with {there}, or start a new run"
             )
+        if self._sharded:
+            state = self._sharded.cut(state, self.optimizer)
         self.counters = Counters(**state["counters"])
         self.meter.load_state_dict(deepcopy(state["meter"]))  # it keeps the tensors, as the optimiser does
         self.method.load_state_dict(state["method"])

@@ -23,6 +23,7 @@ from stella.peers import ALONE, Peers
 from stella.train.config import TrainConfig
 from stella.train.device import runtime
 from stella.train.distributed import World
+from stella.train.shards import whole
 from stella.train.trainer import Trainer
 
 SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
@@ -70,7 +71,7 @@ def history(name: str, clips: int, steps: int, peers: Peers = ALONE, **train: An
     def before_step() -> None:
         type(one.method).before_step(one.method)
         if one.counters.step in (1, 2, 6):
-            gradients.extend(p.grad.clone() for p in one.method.parameters() if p.grad is not None)
+            gradients.extend(whole(p.grad).clone() for p in one.method.parameters() if p.grad is not None)
 
     one.method.before_step = before_step  # type: ignore[method-assign]
     losses = []
@@ -78,18 +79,18 @@ def history(name: str, clips: int, steps: int, peers: Peers = ALONE, **train: An
         losses.append(torch.tensor(list(one.meter.read().values()), dtype=torch.float64))
     one.settle()
     assert not one.counters.skipped
-    state = one.method.state_dict()
+    state = {name: whole(value) for name, value in one.method.state_dict().items()}
     found = {"losses": losses, "gradients": gradients, "weights": [v for v in state.values() if v.is_floating_point()]}
     if one.slow is not None:
-        found["slow"] = list(one.slow.model.state_dict().values())
+        found["slow"] = list(one.plain(one.slow.model).state_dict().values())
     if (memory := one.method.memory) is not None:
         rows = memory.state_dict()["rows"]
-        found["memory"] = [whole(memory.peers, each, name) for name, each in rows.items()]
+        found["memory"] = [all_slots(memory.peers, each, name) for name, each in rows.items()]
         found["ids"] = [torch.tensor([memory.seen, one.counters.clips])]
     return found
 
 
-def whole(peers: Peers, rows: Tensor, name: str) -> Tensor:
+def all_slots(peers: Peers, rows: Tensor, name: str) -> Tensor:
     """The rows of all slots."""
     if peers.count == 1 or name == "id":
         return rows

@@ -32,7 +32,9 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
-def run(folder: Path, count: int, method: str, tasks: int, ends: dict[int, End] | None = None) -> list[int]:
+def run(
+    folder: Path, count: int, method: str, tasks: int, ends: dict[int, End] | None = None, *settings: str
+) -> list[int]:
     """Do or resume a run with so many processes, of which rank r meets `ends[r]`. Exit statuses."""
     port, pids = free_port(), []
     for rank in range(count):
@@ -41,11 +43,11 @@ def run(folder: Path, count: int, method: str, tasks: int, ends: dict[int, End] 
             continue
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(count)}
-        os._exit(child(folder, method, tasks, (ends or {}).get(rank)))
+        os._exit(child(folder, method, tasks, (ends or {}).get(rank), settings))
     return [os.waitpid(pid, 0)[1] for pid in pids]
 
 
-def child(folder: Path, method: str, tasks: int, end: End | None) -> int:
+def child(folder: Path, method: str, tasks: int, end: End | None, settings: tuple[str, ...]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
         calls = 0
@@ -60,7 +62,8 @@ def child(folder: Path, method: str, tasks: int, end: End | None) -> int:
 
         if end:
             hook(patch, end.place, reached)
-        config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1")
+            patch.setattr(Checkpoints, "begin", begin_and_wait)
+        config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1", *settings)
         try:
             with (folder.parent / "output").open("a") as output:
                 return 0 if pretrain(config, folder, resume=True, console=Console(file=output)).finished else 3
@@ -68,6 +71,13 @@ def child(folder: Path, method: str, tasks: int, end: End | None) -> int:
             with (folder.parent / "output").open("a") as output:
                 output.write(f"{os.environ['RANK']}: {error!r}\n")
             return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
+
+
+def begin_and_wait(self: Checkpoints, step: int, state: dict[str, Any], begin: Any = Checkpoints.begin) -> None:
+    """So that an end in the next step finds this checkpoint on the disk."""
+    begin(self, step, state)
+    assert self._writing
+    self._writing.join()
 
 
 def state(folder: Path) -> dict[str, Any]:

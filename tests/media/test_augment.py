@@ -151,7 +151,7 @@ def test_same_seed_same_result_and_inputs_untouched() -> None:
 def test_crops_on_a_gpu_are_those_on_the_cpu() -> None:
     video = noise_video(3, 2, 40, 52)
     assert differ(center_crop(video.cuda(), 28).cpu(), center_crop(video, 28)) < 0.02
-    crops = [multi_scale_crop(each, 28, each(3, "crop")).cpu() for each in (video.cuda(), video)]
+    crops = [multi_scale_crop(given, 28, each(3, "crop")).cpu() for given in (video.cuda(), video)]
     assert differ(*crops) < 0.02
 
 

@@ -60,7 +60,9 @@ def assert_same(one: Pretrained, other: Pretrained, **tolerance: float) -> None:
 # ---- sizes
 
 
-@pytest.mark.parametrize(("name", "millions"), [("tiny", (0.8, 1.2)), ("small", (5, 8)), ("base", (185.45, 185.55))])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("tiny", (0.8, 1.2)), ("small", (5, 8)), ("base", (185.45, 185.55)), ("large", (610, 610.2))]
+)
 def test_preset_sizes(name: str, millions: tuple[float, float]) -> None:
     with torch.device("meta"):
         count = sum(p.numel() for p in CAV(PRESETS[name]).parameters()) / 1e6

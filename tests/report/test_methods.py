@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from stella.cli import app
 from stella.columns import bytes_per_clip
 from stella.methods import METHODS
 from stella.methods.ablations import AblationConfig
-from stella.model.cav import preset
-from stella.report.methods import format_bytes, hyper_parameters
+from stella.model.cav import CAV, PRESETS, CAVConfig, preset, split_by_noise
+from stella.report.methods import format_bytes, hyper_parameters, step_flop
+from stella.selection import visible
 
 
 def shown(*args: str) -> str:
@@ -27,6 +31,27 @@ def test_the_table_lists_all_methods_in_order_with_the_size_of_their_memory() ->
     assert max(map(len, lines)) <= 100
     text = " ".join(shown().split())
     assert "887 kB a clip" in text and "1.77 GB for 2,000" in text and "Buzzega et al., NeurIPS 2020" in text
+
+
+def test_the_table_of_models_has_their_parameters_flops_and_bytes() -> None:
+    rows = {line.split()[0]: line.split() for line in shown().splitlines() if "GiB" in line and " M " in line}
+    assert list(rows) == list(PRESETS)
+    assert rows["base"][-5:] == ["185.5", "M", "408.1", "2.76", "GiB"]  # results/speed: DER++ has twice these FLOPs
+    assert rows["large"][1:] == ["1024", "2", "×", "22", "+", "2,", "8", "610.1", "M", "769.5", "9.09", "GiB"]
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        passes(PRESETS["tiny"])
+    assert counter.get_total_flops() / 2 == pytest.approx(step_flop(PRESETS["tiny"]), rel=0.03)  # plain attention: less
+
+
+def passes(config: CAVConfig) -> None:
+    """Two clips forward and back."""
+    c, gen = config, torch.Generator().manual_seed(0)
+    model = CAV(c)
+    a = model.patches_a(torch.rand(2, c.spec_frames, c.mel_bins, generator=gen))
+    v = model.patches_v(torch.rand(2, c.frames, 3, c.image_size, c.image_size, generator=gen))
+    splits = [split_by_noise(torch.rand(2, n, generator=gen), visible(n, 0.8)) for n in (c.patches_a, c.patches_v)]
+    out = model.pretrain(a, v, *splits)
+    sum(t.sum() for t in (out.z_a, out.z_v, out.recon_a, out.recon_v)).backward()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", METHODS)

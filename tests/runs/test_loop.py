@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from stella.clip import Clip
 from stella.data.scenes import ScenesConfig
 from stella.errors import ClipError, StellaError
 from stella.evaluate.after_task import evaluate_tasks
-from stella.files import read_json
+from stella.files import read_json, read_lines
 from stella.methods import METHODS
 from stella.methods.finetune import Finetune
 from stella.model import weights
@@ -30,6 +31,8 @@ from stella.runs.build import build_method
 from stella.runs.config import model_config, settle
 from stella.runs.loop import pretrain
 from stella.runs.record import read_run
+from stella.train.checkpoint import Checkpoints
+from stella.train.trainer import Trainer
 
 QUIET = Console(file=io.StringIO())
 
@@ -294,3 +297,32 @@ def test_the_matching_module_alone_leaves_the_backbone_as_it_is(tmp_path: Path) 
     kept = json.loads((second / "notes.json").read_text())["weights"]
     assert note in out.getvalue() and any(note in line for line in kept)
     assert any(note in line for line in read_run(second).notes)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Whole
+) -> None:
+    """Two steps for each of them; the run's end waits for the last."""
+    expected, reached = outcome(whole("er").run), 0
+    advance, write = Trainer.advance, Checkpoints._write
+
+    def counted(self: Trainer) -> bool:
+        nonlocal reached
+        more, reached = advance(self), self.counters.step
+        return more
+
+    def slow(self: Checkpoints, step: int, *args: Any) -> Path:
+        end = time.monotonic() + 20
+        while reached < min(step + 2, 9):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return write(self, step, *args)
+
+    monkeypatch.setattr(Trainer, "advance", counted)
+    monkeypatch.setattr(Checkpoints, "_write", slow)
+    assert pretrain(quick("er"), tmp_path, console=QUIET).finished
+    assert same(outcome(tmp_path), expected)
+    written = [line for line in read_lines(tmp_path / "speed.jsonl") if line["kind"] == "checkpoint"]
+    assert [line["step"] for line in written] == [3, 6, 9] and all(line["bytes"] for line in written)
+    assert all(line["seconds"] >= 0.1 for line in written) and all("held" in line for line in written)

@@ -11,16 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ranks
 from helpers.small import outcome, same
 from helpers.team_runs import End, content, losses, run
+from safetensors.torch import load_file
 
 from stella.errors import StellaError
 from stella.files import read_lines
 
 
 def test_a_run_changes_hands(tmp_path: Path) -> None:
-    """Alone to the end; or alone, then in two processes of which one is killed, then alone again."""
+    """Alone to the end; or alone, then in two processes of which one is killed, then in two that divide the weights."""
     one, turns = tmp_path / "one", tmp_path / "turns"
     assert run(one, 1, "er", 1) == [0]
     assert run(turns, 1, "er", 1, {0: End()}) == [9]
@@ -28,9 +30,11 @@ def test_a_run_changes_hands(tmp_path: Path) -> None:
     assert sorted(statuses) == [9, 2 << 8], (tmp_path / "output").read_text()
     assert "another process of this run is gone" in (tmp_path / "output").read_text()
     assert [path.suffix for path in sorted((turns / "checkpoints").iterdir())] == [".pt", ".dcp"]
-    assert run(turns, 1, "er", 1) == [0]
+    assert run(turns, 2, "er", 1, None, "train.shard=true") == [0, 0]
     assert same(content(turns), content(one))
     assert losses(turns) == pytest.approx(losses(one), rel=1e-4)
+    ours, theirs = (load_file(run / "model.safetensors") for run in (turns, one))
+    assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-3) for name in theirs)  # three steps of 1e-3
 
 
 def test_an_error_of_one_process_ends_all_with_its_sentence(tmp_path: Path) -> None:
@@ -43,23 +47,27 @@ def test_an_error_of_one_process_ends_all_with_its_sentence(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("method", ["stella", "gmed", "chorus"])
-def test_a_run_of_several_is_that_of_one(method: str, tmp_path: Path) -> None:
-    """In two, three or changing numbers of processes; and killed in two."""
+@pytest.mark.parametrize(
+    ("method", "shard"), [("stella", "false"), ("stella", "true"), ("gmed", "true"), ("chorus", "false")]
+)
+def test_a_run_of_several_is_that_of_one(method: str, shard: str, tmp_path: Path) -> None:
+    """In two, three or changing numbers of processes, which may divide the weights; and killed in two."""
     one, two, three, turns, killed = (tmp_path / name for name in ("one", "two", "three", "turns", "killed"))
+    how, divided = f"train.shard={shard}", "train.shard=true"
     assert run(one, 1, method, 2) == [0]
-    assert run(two, 2, method, 2) == [0, 0]
-    assert run(three, 3, method, 2) == [0, 0, 0]
-    for count in (1, 2, 3, 2):
-        assert run(turns, count, method, 2, dict.fromkeys(range(count), End())) == [9] * count
+    assert run(two, 2, method, 2, None, how) == [0, 0]
+    assert run(three, 3, method, 2, None, how) == [0, 0, 0]
+    for count, setting in ((1, divided), (2, how), (3, divided), (2, "train.shard=false")):
+        assert run(turns, count, method, 2, dict.fromkeys(range(count), End()), setting) == [9] * count
     assert run(turns, 1, method, 2) == [0]
     for other in (two, three, turns):
         assert same(content(other), content(one))
         assert losses(other) == pytest.approx(losses(one), rel=1e-4)
     for rank in range(2):
-        assert sorted(run(killed, 2, method, 2, {rank: End()})) == [9, 2 << 8]
-    assert run(killed, 2, method, 2, {1: End(by=signal.SIGTERM)}) == [3 << 8, 3 << 8]  # one is told to stop: both do
-    assert run(killed, 2, method, 2) == [0, 0]
+        assert sorted(run(killed, 2, method, 2, {rank: End()}, how)) == [9, 2 << 8]
+    told = {1: End(by=signal.SIGTERM)}  # one is told to stop: both do
+    assert run(killed, 2, method, 2, told, how) == [3 << 8, 3 << 8]
+    assert run(killed, 2, method, 2, None, how) == [0, 0]
     assert same(outcome(killed), outcome(two))
 
 

@@ -104,7 +104,7 @@ def test_workers_that_end_by_the_same_signal_are_part_of_the_stop(
 def test_what_is_being_written_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "PATIENCE", 0.1)
     use_tasks(monkeypatch)
-    plain = Checkpoints.save
+    plain = Checkpoints._write
 
     def slow(self: Checkpoints, *args: Any) -> Path:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_what_is_being_written_is_written(tmp_path: Path, monkeypatch: pytest.Mo
         return plain(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", slow)
+        patch.setattr(Checkpoints, "_write", slow)
         stopped(tmp_path)
     assert Checkpoints(tmp_path / "checkpoints").load() is not None
 

@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from helpers.disk import small_disk
 from helpers.small import same
 
 from stella.errors import StellaError
+from stella.train import checkpoint
 from stella.train.checkpoint import Checkpoints
 
 
@@ -125,7 +128,74 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
     assert same(checkpoints.load(), state(2))
 
 
-def _writer() -> type:
-    from stella.train import checkpoint
+class Gate:
+    """Holds the writing of checkpoints until it is opened."""
 
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.open, plain = threading.Event(), _writer().write
+
+        def write(writer: object, data: bytes) -> int:
+            assert self.open.wait(20)
+            return plain(writer, data)  # type: ignore[no-any-return]
+
+        patch.setattr(_writer(), "write", write)
+
+
+def test_what_is_written_meanwhile_is_the_state_of_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, checkpoints = Gate(monkeypatch), Checkpoints(tmp_path)
+    assert checkpoints.finished(wait=True) is None
+    changing = {"nested": [torch.zeros(1000), {"view": torch.arange(10)[::2]}], "counters": {"step": 7}}
+    checkpoints.begin(7, changing)
+    changing["nested"][0] += 1  # type: ignore[index]
+    changing["nested"][1]["view"] *= 0  # type: ignore[index]
+    changing["counters"]["step"] = 8  # type: ignore[index]
+    assert checkpoints.finished(wait=False) is None and checkpoints.load() is None
+    with pytest.raises(AssertionError, match="one at a time"):
+        checkpoints.begin(8, changing)
+    gate.open.set()
+    done = checkpoints.finished(wait=True)
+    assert done and done.step == 7 and done.path.exists() and checkpoints.finished(wait=True) is None
+    expected = {"nested": [torch.zeros(1000), {"view": torch.arange(0, 10, 2)}], "counters": {"step": 7}}
+    assert same(Checkpoints(tmp_path).load(), expected)
+
+
+def test_an_error_in_the_background_is_raised_when_it_is_asked_for(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state(1))
+    with small_disk(8192):
+        checkpoints.begin(2, state(2))
+        with pytest.raises(StellaError, match=r"step 2 cannot be written .*free some space"):
+            checkpoints.finished(wait=True)
+    assert same(checkpoints.load(), state(1))
+    checkpoints.begin(2, state(2))
+    checkpoints.close()
+    assert same(checkpoints.load(), state(2)) and checkpoints.finished(wait=False)
+
+
+def test_without_room_for_a_copy_a_checkpoint_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda device: 2 * 8 * 5000 + 30)
+    monkeypatch.setattr(checkpoint, "copied", lambda tree: pytest.fail("copied"))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.begin(1, state(1))
+    assert same(Checkpoints(tmp_path).load(), state(1)) and checkpoints.finished(wait=False)
+
+
+def test_a_kill_while_it_is_written_in_the_background_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state(1))
+    if not (child := os.fork()):
+        Gate(monkeypatch)
+        checkpoints.begin(2, state(2))
+        while not any(name.endswith(".tmp") for name in files(tmp_path)):
+            time.sleep(0.01)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert same(checkpoints.load(), state(1)) and len(files(tmp_path)) == 1
+
+
+def _writer() -> type:
     return checkpoint._Writer
