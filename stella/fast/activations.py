@@ -1,4 +1,4 @@
-"""What compiled parts keep for the backward pass; the rest is computed again there."""
+"""What parts keep for the backward pass; the rest is computed again there."""
 
 from collections.abc import Callable
 from functools import partial, wraps
@@ -25,16 +25,17 @@ _PRODUCTS = {
 }
 
 
-def keeping(function: Callable[..., T], activations: Activations) -> Callable[..., T]:
-    """The same function with selective activation recomputation. For compiled functions only: there recomputed values
-    are fused into the kernels that need them."""
+def keeping(function: Callable[..., T], activations: Activations, compiled: bool = True) -> Callable[..., T]:
+    """The same function with selective activation recomputation. If it will be compiled, recomputed values are fused
+    into the kernels that need them."""
     if activations == "all":
         return function
     contexts = partial(create_selective_checkpoint_contexts, partial(policy, activations))
+    more: dict[str, Any] = {} if compiled else {"preserve_rng_state": False}  # no part draws random numbers
 
     @wraps(function)
     def lean(*args: Any) -> T:
-        out: T = checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+        out: T = checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **more)
         return out
 
     return lean

@@ -53,7 +53,9 @@ class Graphs:
         # Graphs are recorded on a side stream, so the eager steps before run there too.
         self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, batches: Sequence[Batch]) -> Tensor:
+    def __call__(self, batches: Sequence[Batch], record: bool = True) -> Tensor:
+        if not record:
+            return self._eager(batches)
         drawn = 0 if self.memory is None else self.memory.drawable
         shape = (drawn, *(len(batch) for batch in batches))
         self._times[shape] = self._times.get(shape, 0) + 1

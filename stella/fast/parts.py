@@ -71,9 +71,12 @@ _PLAIN = {part: vars(part.owner)[part.name] for part in PARTS}
 
 
 @contextmanager
-def applied(compile: bool = True, activations: Activations = "products") -> Iterator[None]:
-    """Inside, parts are fast. Without `compile` only half-precision residuals and early gradients are applied."""
-    swaps = _swaps(compile, activations)
+def applied(compile: bool = True, activations: Activations = "products", lean: bool | None = None) -> Iterator[None]:
+    """Inside, parts are fast. Without `compile` only half-precision residuals and early gradients are applied.
+
+    With `lean` (none: as `compile`) it saves memory all the same: activations are recomputed, large maps never made.
+    """
+    swaps = _swaps(compile, activations, compile if lean is None else lean)
     plain = [vars(owner)[name] for owner, name, _ in swaps]
     try:
         for owner, name, fast in swaps:
@@ -85,17 +88,19 @@ def applied(compile: bool = True, activations: Activations = "products") -> Iter
 
 
 @cache
-def _swaps(compile: bool, activations: Activations) -> list[tuple[Any, str, Function]]:
+def _swaps(compile: bool, activations: Activations, lean: bool) -> list[tuple[Any, str, Function]]:
     """(owner, attribute, fast version)."""
     swaps: list[tuple[Any, str, Function]] = [
         (AVM, "loss", _early_gradients(_plain_loss)),
-        (Mlp, "forward", _fused_gelu(_plain_mlp) if compile else _plain_mlp),
-        (selection, "importance", _importance if compile else _plain_importance),
+        (Mlp, "forward", _fused_gelu(_plain_mlp) if lean else _plain_mlp),
+        (selection, "importance", _importance if lean else _plain_importance),
     ]
     for part, plain in _PLAIN.items():
         function = _half(plain) if part.half else plain
+        if part.lean and lean:
+            function = keeping(function, activations, compile)
         if compile:
-            function = _compiled(keeping(function, activations) if part.lean else function)
+            function = _compiled(function)
         swaps.append((part.owner, part.name, function))
     return swaps
 

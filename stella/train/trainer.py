@@ -23,7 +23,7 @@ from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
 from stella.fast.allocator import keep_freed_memory
-from stella.fast.graphs import Compute, Graphs, records
+from stella.fast.graphs import Graphs, records
 from stella.fast.parts import applied
 from stella.methods.base import Losses, Method
 from stella.model.slow import SlowWeights
@@ -45,6 +45,9 @@ class Counters:
     clips: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+
+
+MOST_SHORT = 4  # sizes of short batches that are compiled
 
 
 class Meter:
@@ -114,7 +117,8 @@ class Trainer:
         recorded, remark = records(runtime.device.type, where.type, peers.count)
         self.remark = remark if config.graph else ""
         recorded = recorded and config.graph and not self.world
-        self._compute: Compute = Graphs(self.compute, memory, method.generators.values()) if recorded else self.compute
+        self._graphs = Graphs(self.compute, memory, method.generators.values()) if recorded else None
+        self._short: set[tuple[int, ...]] = set()  # sizes of short batches that are compiled
 
     def _divided(self) -> "Sharded | None":
         """The method with its weights divided among the processes, if that is wanted."""
@@ -134,8 +138,9 @@ class Trainer:
         self.counters.clips += clips
         for rate, factor in self._rates:
             rate.fill_(factor * self._rate_now())
-        with applied(self.runtime.compile, self.config.activations):
-            finite = self._compute(batches)
+        compiled = self.runtime.compile and self._compiles(batches)
+        with applied(compiled, self.config.activations, self.runtime.compile):
+            finite = self._graphs(batches, compiled == self.runtime.compile) if self._graphs else self.compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
         if memory is not None and self.world:
@@ -143,6 +148,16 @@ class Trainer:
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True
+
+    def _compiles(self, batches: Sequence[Batch]) -> bool:
+        """Whether steps of these sizes are compiled, which takes up to a minute for each. A stream may bring ever new
+        ones at the end of its rounds: after some, short batches are computed by plain code."""
+        sizes, whole = tuple(map(len, batches)), self.stream.config.batch_size
+        if all(batch.clips == whole for batch in batches):
+            return True
+        if len(self._short) < MOST_SHORT:
+            self._short.add(sizes)
+        return sizes in self._short
 
     def compute(self, batches: Sequence[Batch]) -> Tensor:
         """A step on the device, from the losses to the memory; returns which parts are finite, bool [parts + 1].

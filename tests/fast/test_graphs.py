@@ -75,7 +75,7 @@ def test_replayed_steps_are_the_same_steps(name: str, more: tuple[str, ...]) -> 
     if more and name == "gmed":
         return  # refused
     plain, replayed = trained(name, *more, graph=False), trained(name, *more, graph=True)
-    assert replayed._compute._recorded, "no step was recorded"  # type: ignore[attr-defined]
+    assert replayed._graphs and replayed._graphs._recorded, "no step was recorded"
     one, other = plain.state_dict(), replayed.state_dict()
     for key, value in one["method"].items():
         torch.testing.assert_close(other["method"][key], value, rtol=1e-3, atol=1e-4, msg=key)
@@ -92,7 +92,8 @@ def test_a_step_that_is_not_finite_is_left_out_of_a_replay(name: str) -> None:
     trainer = trained(name, graph=True, clips=12)
     before = [p.detach().clone() for p in trainer.method.parameters()]
     seen = trainer.method.memory.seen
-    recorded = next(iter(trainer._compute._recorded.values()))  # type: ignore[attr-defined]
+    assert trainer._graphs
+    recorded = next(iter(trainer._graphs._recorded.values()))
     batch = recorded.batches[0]
     batch.audio.fill_(torch.nan)
     recorded.graph.replay()

@@ -59,7 +59,7 @@ def test_steps_run_with_the_activations_that_are_set(activations: str, monkeypat
     plain = trainer_module.applied
     monkeypatch.setattr(trainer_module, "applied", lambda *how: seen.append(how) or plain(*how))
     trainer.advance()
-    assert seen == [(False, activations)]
+    assert seen == [(False, activations, False)]
 
 
 def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
