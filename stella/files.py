@@ -21,9 +21,19 @@ from stella.errors import StellaError, require
 Line = dict[str, Any]
 
 
+def is_address(place: Path | str) -> bool:
+    """Whether it is an address such as s3://BUCKET/FOLDER, not a path."""
+    return "://" in str(place)
+
+
+def absolute(place: str) -> str:
+    """What means the same in another directory; an address does."""
+    return place if is_address(place) else str(Path(place).absolute())
+
+
 def located(place: Path | str) -> Path:
-    """A path, or what behaves like one for an address such as s3://BUCKET/FOLDER (fsspec), to read from."""
-    if "://" not in str(place):
+    """A path, or what behaves like one for an address (fsspec), to read from."""
+    if not is_address(place):
         return Path(place)
     try:
         found: Path = require("upath", "fsspec").UPath(str(place))

@@ -17,7 +17,10 @@ WorkerGB = Annotated[float, typer.Option(help="GB of memory for one worker proce
 
 
 def look(
-    src: Annotated[Path, typer.Argument(help="Folder of videos, of shards or of packed arrays, or one video file.")],
+    src: Annotated[
+        str,
+        typer.Argument(help="Folder of videos, of shards or of packed arrays (or its address, s3://…), or one video."),
+    ],
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("look.png"),
     clips: Annotated[int, typer.Option(min=1, help="Number of clips to show, spread over the folder or file.")] = 8,
     task: Annotated[
@@ -40,7 +43,7 @@ def look(
         say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
-    title = f"{task or src.name} · {len(source)} clips"
+    title = f"{task or Path(src).name} · {len(source)} clips"
     contact_sheet([each.clip for each in good], out, title, [each.title for each in good])
     for line in told(good, source):
         say(line, "yellow")
@@ -113,7 +116,7 @@ def prepare(
 
 
 def pack(
-    out: Annotated[Path, typer.Argument(help="Folder to create, to resume, or to add new clips to.")],
+    out: Annotated[str, typer.Argument(help="Folder to create, to resume, or to add new clips to.")],
     recipe: Recipe = None,
     values: Overrides = None,
     evaluation: Annotated[

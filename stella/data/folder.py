@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, NoReturn
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
+from stella.files import is_address
 from stella.media.decode import Plan, decode, read_duration
 from stella.media.files import LIMITS, Limits
 
@@ -36,6 +37,10 @@ class FolderConfig(DecodedConfig):
 
     def open(self, evaluation: bool = False) -> "Folder":
         path, labels = (self.eval_path, self.eval_labels) if evaluation else (self.path, self.labels)
+        if is_address(path or ""):
+            raise StellaError(
+                f"{path} holds videos, which are read from a disk; give shards: stella prepare {path} SHARDS"
+            )
         limits = Limits(self.strict, self.most_pixels)
         return Folder(path or "", self.inputs().plan(), labels, self.tasks_from == "folders", limits)
 

@@ -17,13 +17,14 @@ from stella.clip import MIDDLE, Source, Windowed
 from stella.config import differences
 from stella.data.accounts import Summary
 from stella.data.chunk import Job, make, read_clip
+from stella.data.mirror import Disk
 from stella.data.packed import ARRAYS, HEADER, SCALE, VERSION, Header, read_header
 from stella.data.prepare import progress_bar
 from stella.data.skipped import Skipped, in_words
 from stella.data.views import stored_at
 from stella.data.workers import WORKER_GB, Tick
 from stella.errors import ClipError, StellaError
-from stella.files import Appended, Line, Lines, explain_full_disk, lock, read_lines, write_bytes, write_json
+from stella.files import Appended, Line, Lines, explain_full_disk, is_address, lock, read_lines, write_bytes, write_json
 from stella.media.fbank import LENGTH, SHIFT
 from stella.media.inputs import Inputs, with_margin
 
@@ -56,6 +57,8 @@ def pack(
     After a kill the same call goes on where it was; a folder that is whole takes up the clips that are new. Skipped
     clips are tried again.
     """
+    if is_address(out):
+        raise StellaError(f"{out} is an address, and arrays are written to a disk; copy them there when they are whole")
     began, out = time.monotonic(), Path(out)
     tasks = list(clips) if isinstance(clips, Sequence) else [(None, clips)]
     _check([source for _, source in tasks], windows)
@@ -186,7 +189,7 @@ class _Writer:
     def __init__(self, out: Path, settings: dict[str, int], empty: Header) -> None:
         self.out, self.settings = out, settings
         (out / SKIPPED).unlink(missing_ok=True)  # written anew
-        self.header = read_header(out) if (out / HEADER).exists() else empty
+        self.header = read_header(Disk(out)) if (out / HEADER).exists() else empty
         self._published = len(self.header.ids)
         started, noted = self._noted()
         self._refuse_others(started)

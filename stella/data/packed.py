@@ -6,7 +6,6 @@ draws one, evaluation takes the middle one. Waveforms are rounded to 16 bits. `c
 checksum for each row; rows behind those that it names are being added.
 """
 
-import os
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -20,9 +19,10 @@ import torch
 from torch import Tensor
 
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Device, Labels, Origin, send
+from stella.data.mirror import Disk, Local, Mirror, Remote, opened
 from stella.data.tasks import FilesConfig, recording_of
 from stella.errors import StellaError
-from stella.files import read_json
+from stella.files import is_address, read_json
 from stella.media.inputs import Inputs, derived
 
 VERSION = 3
@@ -30,6 +30,7 @@ HEADER = "clips.json"
 ARRAYS = FRAMES, WAVEFORMS, LENGTHS = "frames.u8", "waveforms.i16", "lengths.i64"
 SCALE = 32768  # a sample of 1.0
 RESTORE = "restore it, or delete the folder and pack again"
+DOWNLOADS = 16  # rows read at once from an address
 AHEAD = 3  # batches read, or on their way to a GPU, before they are used
 
 
@@ -42,7 +43,7 @@ class PackedConfig(FilesConfig):
     def open(self, evaluation: bool = False) -> "Packed":
         packed = Packed((self.eval_path if evaluation else self.path) or "")
         if evaluation:
-            own, other = _sizes(read_header(Path(self.path))), _sizes(packed.header)
+            own, other = _sizes(read_header(opened(self.path))), _sizes(packed.header)
             if differ := [f"{key} {own[key]} and {other[key]}" for key in own if own[key] != other[key]]:
                 raise StellaError(
                     f"data.path={self.path} and data.eval_path={self.eval_path} were packed with different "
@@ -51,7 +52,7 @@ class PackedConfig(FilesConfig):
         return packed
 
     def inputs(self) -> Inputs:
-        header = read_header(Path(self.path))
+        header = read_header(opened(self.path))
         sizes = derived(header.pixels, header.spec_frames, header.frames[0])
         return Inputs(**header.inputs) if header.inputs else sizes
 
@@ -77,14 +78,12 @@ class Header:
 class _Rows:
     """The rows of one array. Each is checked when it is first read; a file that shrinks meanwhile is an error."""
 
-    def __init__(self, path: Path, dtype: str, shape: Sequence[int], crc32: Sequence[int]) -> None:
-        self.path, self.dtype, self.shape, self.crc32 = path, np.dtype(dtype), tuple(shape), crc32
+    def __init__(self, there: Disk | Mirror, name: str, dtype: str, shape: Sequence[int], crc32: Sequence[int]) -> None:
+        self.path, self.dtype, self.shape, self.crc32 = f"{there.place}/{name}", np.dtype(dtype), tuple(shape), crc32
         self.bytes = int(np.prod(shape)) * self.dtype.itemsize
-        wanted, found = len(crc32) * self.bytes, path.stat().st_size if path.is_file() else None
-        if found is None or found < wanted:
-            what = "is missing" if found is None else f"is damaged: it has {found} bytes instead of {wanted}"
-            raise StellaError(f"{path} {what}; {RESTORE}")
-        self._file = path.open("rb", buffering=0)
+        self._file = _open(there, name)
+        if self._file.size < (wanted := len(crc32) * self.bytes):
+            raise StellaError(f"{self.path} is damaged: it has {self._file.size} bytes instead of {wanted}; {RESTORE}")
         self._checked = bytearray(len(crc32))
 
     def read(self, row: int, into: "np.ndarray[Any, Any] | None" = None, tail: bytes = b"") -> "np.ndarray[Any, Any]":
@@ -92,7 +91,7 @@ class _Rows:
         into = np.empty(self.shape, self.dtype) if into is None else into
         rest, at = memoryview(into.data).cast("B"), row * self.bytes
         while rest:
-            if not (got := os.preadv(self._file.fileno(), [rest], at)):
+            if not (got := self._file.read_at(rest, at)):
                 raise StellaError(f"{self.path} ends at byte {at}, in row {row}; {RESTORE}")
             rest, at = rest[got:], at + got
         if not self._checked[row]:
@@ -103,20 +102,22 @@ class _Rows:
 
 
 class Packed:
-    """The clips of a folder that `pack` filled, in its order. Batches are read ahead by a thread."""
+    """The clips of a folder, or address, that `pack` filled, in its order. Batches are read ahead by a thread."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
-        self.header = header = read_header(self.root)
-        self._frames = _Rows(self.root / FRAMES, "u1", header.frames, header.frames_crc32)  # N · K of [T, 3, H, W]
-        self._waveforms = _Rows(self.root / WAVEFORMS, "<i2", [header.samples], header.sound_crc32)
-        self._lengths = self._read_lengths()
+    def __init__(self, place: Path | str) -> None:
+        there = opened(place)
+        self.place, self.root = there.place, there.folder
+        self.header = header = read_header(there)
+        self._frames = _Rows(there, FRAMES, "u1", header.frames, header.frames_crc32)  # N · K of [T, 3, H, W]
+        self._waveforms = _Rows(there, WAVEFORMS, "<i2", [header.samples], header.sound_crc32)
+        self._lengths = self._read_lengths(there)
         self._reader = ThreadPoolExecutor(1)
+        self._rows_at_once = ThreadPoolExecutor(DOWNLOADS).map if is_address(self.place) else map
         self._ahead: dict[tuple[object, ...], Future[tuple[Tensor, Tensor]]] = {}
         self._sent: deque[torch.cuda.Event] = deque()
 
-    def __reduce__(self) -> tuple[type["Packed"], tuple[Path]]:
-        return Packed, (self.root,)  # another process opens the files itself
+    def __reduce__(self) -> tuple[type["Packed"], tuple[str]]:
+        return Packed, (self.place,)  # another process opens the files itself
 
     def __len__(self) -> int:
         return len(self.header.ids)
@@ -148,7 +149,7 @@ class Packed:
         return Labels(self.header.names[index], self.header.tasks[index])
 
     def location(self, index: int) -> str:
-        return f"{self.root}, {self.header.ids[index]}"
+        return f"{self.place}, {self.header.ids[index]}"
 
     def lengths(self, indices: Sequence[int]) -> Tensor:
         return self._lengths[list(indices)]
@@ -184,21 +185,30 @@ class Packed:
         return frames, waveforms.float() / SCALE
 
     def _read(self, rows: list[int], indices: list[int], frames: Tensor, waveforms: Tensor) -> tuple[Tensor, Tensor]:
-        for row, index, picture, sound in zip(rows, indices, frames.numpy(), waveforms.numpy(), strict=True):
+        def read(row: int, index: int, picture: "np.ndarray[Any, Any]", sound: "np.ndarray[Any, Any]") -> None:
             self._frames.read(row, picture)
             self._waveforms.read(index, sound, self._tail(index))
+
+        deque(self._rows_at_once(read, rows, indices, frames.numpy(), waveforms.numpy()), maxlen=0)
         return frames, waveforms
 
     def _tail(self, index: int) -> bytes:
         return np.array(int(self._lengths[index]), "<i8").tobytes()
 
-    def _read_lengths(self) -> Tensor:
-        path, count = self.root / LENGTHS, len(self)
-        data = path.read_bytes()[: 8 * count] if path.is_file() else b""
-        lengths = np.frombuffer(data, "<i8") if len(data) == 8 * count else None
+    def _read_lengths(self, there: Disk | Mirror) -> Tensor:
+        with _open(there, LENGTHS) as file:
+            data = file.readall()[: 8 * len(self)]
+        lengths = np.frombuffer(data, "<i8") if len(data) == 8 * len(self) else None
         if lengths is None or not ((lengths >= 0) & (lengths <= self.header.samples)).all():
-            raise StellaError(f"{path} is missing or damaged; {RESTORE}")
+            raise StellaError(f"{self.place}/{LENGTHS} is damaged; {RESTORE}")
         return torch.from_numpy(lengths.astype(np.int64))
+
+
+def _open(there: Disk | Mirror, name: str) -> Local | Remote:
+    try:
+        return there.open(name)
+    except FileNotFoundError as error:
+        raise StellaError(f"{there.place}/{name} is missing; {RESTORE}") from error
 
 
 def _sizes(header: Header) -> dict[str, Any]:
@@ -207,11 +217,12 @@ def _sizes(header: Header) -> dict[str, Any]:
     return sizes | {"inputs": header.inputs}
 
 
-def read_header(root: Path) -> Header:
-    path = root / HEADER
+def read_header(there: Disk | Mirror) -> Header:
+    path = there.folder / HEADER
     if not path.is_file():
         raise StellaError(
-            f"{root} holds no packed clips; make them with: stella pack {root} data.source=folder data.path=VIDEOS"
+            f"{there.place} holds no packed clips; make them with: "
+            f"stella pack {there.place} data.source=folder data.path=VIDEOS"
         )
     tree = read_json(path)
     version = tree.get("version") if isinstance(tree, dict) else None

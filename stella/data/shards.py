@@ -21,9 +21,10 @@ from typing import Any, BinaryIO, Literal, Self
 from torch import Tensor
 
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip, Labels, Origin
+from stella.data.mirror import opened
 from stella.data.tasks import DecodedConfig
 from stella.errors import ClipError, StellaError, require
-from stella.files import encoded, read_json, write_json
+from stella.files import encoded, is_address, read_json, write_json
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 from stella.media.decode import Plan
 from stella.media.inputs import Inputs
@@ -38,22 +39,22 @@ class ShardsConfig(DecodedConfig):
     source: Literal["shards"] = "shards"  # tar files made by `stella prepare`
 
     def open(self, evaluation: bool = False) -> "Shards":
-        root = self.eval_path if evaluation else self.path
+        place = self.eval_path if evaluation else self.path
         inputs = self.inputs()
-        return Shards(root or "", inputs.frames, inputs.span, inputs.size, inputs.duration)
+        return Shards(place or "", inputs.frames, inputs.span, inputs.size, inputs.duration)
 
     def following(self, inputs: Inputs | None) -> Self:
         """Without weights a clip takes the seconds that the shards say they hold."""
-        held = None if inputs or self.duration else stated_seconds(Path(self.path))
+        held = None if inputs or self.duration else stated_seconds(self.path)
         return super().following(replace(Inputs(), duration=held) if held else inputs)
 
     def remarks(self) -> list[str]:
         taken = self.inputs().duration
-        roots = dict.fromkeys(path for path in (self.path, self.eval_path) if path)
+        places = dict.fromkeys(path for path in (self.path, self.eval_path) if path)
         return [
-            f"the clips of {root} hold {held:g} s, of which the first {taken:g} are taken"
-            for root in roots
-            if (held := stated_seconds(Path(root))) and held > taken + SLACK
+            f"the clips of {place} hold {held:g} s, of which the first {taken:g} are taken"
+            for place in places
+            if (held := stated_seconds(place)) and held > taken + SLACK
         ]
 
 
@@ -89,7 +90,7 @@ class DamagedSampleError(Exception):
 
 
 class Shards:
-    """The clips of a folder that `stella prepare` filled, in the order of their source files and start times.
+    """The clips of a folder, or address, that `stella prepare` filled, in the order of their sources and start times.
 
     A clip has `frames` frames out of a window of `span` seconds (None: the whole clip), scaled to a short side of
     `size` (None: as stored). It is the first `duration` seconds of what is stored (None: all); a folder that was
@@ -98,21 +99,24 @@ class Shards:
 
     def __init__(
         self,
-        root: Path | str,
+        place: Path | str,
         frames: int = 4,
         span: float | None = 4.0,
         size: int | None = None,
         duration: float | None = None,
     ) -> None:
-        self.root, self.frames, self.span, self.size = Path(root), frames, span, size
+        self.frames, self.span, self.size = frames, span, size
+        self._there = opened(place)
+        self.place, self.root = self._there.place, self._there.folder
         self.duration = math.inf if duration is None else duration
-        indexed = [(shard, entry) for shard in finished_shards(self.root) for entry in read_index(self.root / shard)]
+        found = {shard: read_index(self.root / shard, self._there.size) for shard in finished_shards(self.root)}
+        indexed = [(shard, entry) for shard, entries in found.items() for entry in entries]
         if not indexed:
-            raise StellaError(f"{self.root} holds no finished shards; fill it with: stella prepare SRC {self.root}")
+            raise StellaError(f"{self.place} holds no finished shards; fill it with: stella prepare SRC {self.place}")
         self._clips = sorted(indexed, key=lambda clip: (clip[1].source, clip[1].start))
         if duration and (held := stated_seconds(self.root)) and held < duration - SLACK:
             raise StellaError(
-                f"the clips of {self.root} hold {held:g} s and {duration:g} s are wanted, so that the rest would be "
+                f"the clips of {self.place} hold {held:g} s and {duration:g} s are wanted, so that the rest would be "
                 f"padding; set data.duration={held:g}, or prepare them with --seconds {duration:g}"
             )
 
@@ -125,8 +129,8 @@ class Shards:
         return len(self._clips)
 
     def location(self, index: int) -> str:
-        shard, entry = self.entry(index)
-        return f"{shard}, {entry.id}"
+        shard, entry = self._clips[index]
+        return f"{self.place}/{shard}, {entry.id}"
 
     def entry(self, index: int) -> tuple[Path, Entry]:
         """A clip's shard and its line in the index."""
@@ -176,15 +180,17 @@ class Shards:
     @contextmanager
     def _open(self, index: int) -> Iterator[tuple[BinaryIO, "Head"]]:
         """The shard of a clip and the head of its sample. Whatever is wrong with it becomes `ClipError`."""
-        shard, entry = self.entry(index)
+        shard, entry = self._clips[index]
         try:
-            with shard.open("rb") as file:
+            with io.BufferedReader(self._there.open(shard)) as file:
                 head = read_head(file, entry.offset)
                 if head.meta["id"] != entry.id:
                     raise DamagedSampleError(f"{head.meta['id']} where {entry.id} should be")
                 yield file, head
         except (OSError, DamagedSampleError, ValueError, require("av.error").FFmpegError) as error:
             remedy = f"{error}; delete the shard with its .json and prepare again"
+            if is_address(self.place):
+                remedy += f", or, if it is whole there, delete {self.root} and run again"
             raise ClipError(self.location(index), "damaged shard", remedy) from error
 
     def _read(self, index: int, picks: Callable[[int, float], list[int]]) -> tuple["Head", Tensor, Tensor]:
@@ -270,17 +276,17 @@ def write_index(shard: Path, entries: list[Entry]) -> None:
     write_json(shard.with_suffix(".json"), index)
 
 
-def read_index(shard: Path, check: bool = True) -> list[Entry]:
-    """The entries of a shard, after checking that it is there and has its full size, unless it is elsewhere."""
+def read_index(shard: Path, size_of: Callable[[str], int] | None) -> list[Entry]:
+    """The entries of a shard, after checking its size; `size_of` returns that of a name, or is None: unchecked."""
     index = shard.with_suffix(".json")
     remedy = "restore it, or delete both files and run stella prepare again"
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
         entries = [Entry(**clip) for clip in content["clips"]]
-        size = shard.stat().st_size if check else content["bytes"]
+        size = size_of(shard.name) if size_of else content["bytes"]
     except FileNotFoundError as error:
-        lost = Path(error.filename)
-        other = shard if lost == index else index
+        lost = error.filename
+        other = shard if lost == str(index) else index
         raise StellaError(f"{lost} is missing beside {other.name}; {remedy}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StellaError(f"{index} is not an index of shards ({error}); {remedy}") from error
@@ -295,9 +301,9 @@ def entry_of(meta: dict[str, Any], offset: int) -> Entry:
     return Entry(meta["id"], meta["source"], times[0], offset, meta.get("label"), meta.get("task"), times[1], **listed)
 
 
-def stated_seconds(root: Path) -> float | None:
+def stated_seconds(place: Path | str) -> float | None:
     """The length in seconds that the clips of a folder were prepared for; None if it does not say."""
-    path = root / PREPARED
+    path = opened(place).folder / PREPARED
     seconds = read_json(path).get("seconds") if path.is_file() else None
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
         raise StellaError(f"{path} says that clips last {seconds} s; restore it, or prepare them again elsewhere")

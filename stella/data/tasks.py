@@ -18,6 +18,7 @@ from stella.clip import Device, Labels, Source, Stored, names_of
 from stella.data.downstream import Parts
 from stella.data.views import View, join, part
 from stella.errors import ConfigError, StellaError
+from stella.files import absolute
 from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.rng import generator
 
@@ -187,7 +188,7 @@ class FilesConfig(SourceConfig):
 
     def absolute(self) -> Self:
         given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
-        changes: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items()}
+        changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
         return replace(self, **changes)
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:

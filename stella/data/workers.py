@@ -22,7 +22,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.context import BaseContext
@@ -42,6 +42,7 @@ Task = Callable[[Any, Tick], Any]
 START_METHOD = "forkserver"
 SILENCE = 20.0  # seconds without a sign of life, between items, after which a worker is replaced
 STARTING = 120.0  # the same for a worker that starts
+NETWORK = 900.0  # seconds that a download may take
 MOST_WORKERS = 1000
 WORKER_GB = 4.0  # memory that one worker may take; 8K video needs about 2
 
@@ -248,8 +249,11 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, mem
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     _limit_memory(memory)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+    global _own_status
+    _own_status = status
 
     def tick(item: int) -> None:
         status[2] = time.monotonic()  # first: a new item must never be read with an old time
@@ -275,6 +279,22 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, mem
                 _trim()
 
 
+_own_status: Any = None  # of this process, if it is a worker
+
+
+@contextlib.contextmanager
+def not_counted() -> Iterator[None]:
+    """The time that the block takes, up to `NETWORK` seconds, does not count for the current item."""
+    if _own_status is None:
+        yield
+        return
+    _own_status[2] = time.monotonic() + NETWORK
+    try:
+        yield
+    finally:
+        _own_status[2] = time.monotonic()
+
+
 def _limit_memory(more: int) -> None:
     """Allow this process so many bytes more than it has, and let the system end it before its parent."""
     with contextlib.suppress(OSError, ValueError):  # not Linux, or a lower limit is set
@@ -291,7 +311,7 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End with the parent even while a task hangs. (A fork server ends with the process that started it.)"""
     parent, maker = os.getppid(), multiprocessing.parent_process()
     while os.getppid() == parent and (maker is None or maker.is_alive()):  # it may have died before this line

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from stella.data.away import Away
+from stella.data.mirror import Disk
 from stella.data.shards import (
     END_OF_TAR,
     Entry,
@@ -37,7 +38,7 @@ class ShardWriter:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
                 write_index(shard, scan(shard)[0])
         self.parts = [] if of else sorted(root.glob("shard-*.tar.part"))
-        found = {shard.stem: read_index(shard, away is None) for shard in shards}
+        found = {shard.stem: read_index(shard, None if away else Disk(root).size) for shard in shards}
         found |= {part.name.removesuffix(".tar.part"): scan(part)[0] for part in self.parts}
         entries = [entry for name in sorted(found) for entry in found[name]]
         self.ids: dict[str, str] = {}  # the shard of each clip
@@ -55,7 +56,7 @@ class ShardWriter:
     @staticmethod
     def ids_in(root: Path) -> set[str]:
         """The ids of the clips in finished shards."""
-        return {entry.id for shard in finished_shards(root) for entry in read_index(root / shard)}
+        return {entry.id for shard in finished_shards(root) for entry in read_index(root / shard, None)}
 
     def drop(self, name: str) -> None:
         """Remove a shard; its clips are to be made again."""

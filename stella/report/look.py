@@ -8,10 +8,12 @@ from stella.clip import Clip, Source, Timed, location_of
 from stella.data.archives.base import Item, Videos
 from stella.data.config import data_config
 from stella.data.folder import Folder
+from stella.data.mirror import opened
 from stella.data.packed import HEADER, Packed
 from stella.data.shards import Shards
 from stella.data.tasks import recording_of
 from stella.errors import ClipError, skippable
+from stella.files import is_address
 from stella.media.decode import Plan, read_duration
 from stella.media.odd import SILENT, STILL, oddities
 
@@ -37,19 +39,22 @@ class Seen:
         return " · ".join([self.name, *label, *length, *self.remarks])
 
 
-def open_any(src: Path, clips: int) -> Source:
-    """Videos or shards of a folder, packed arrays, or pieces of one file."""
-    if src.is_file():
-        return Videos([Item(name, src, start=start) for name, start in _pieces(src, clips)], PLAN)
-    if (src / HEADER).is_file():
+def open_any(src: Path | str, clips: int) -> Source:
+    """Videos or shards of a folder, packed arrays, or pieces of one file; shards or arrays of an address."""
+    file = Path(src)
+    if file.is_file():
+        return Videos([Item(name, file, start=start) for name, start in _pieces(file, clips)], PLAN)
+    folder = opened(src).folder
+    if (folder / HEADER).is_file():
         return Packed(src)
-    return Shards(src, span=None) if src.is_dir() and any(src.glob("shard-*.tar")) else Folder(src, PLAN)
+    shards = is_address(src) or (folder.is_dir() and any(folder.glob("shard-*.tar")))
+    return Shards(src, span=None) if shards else Folder(folder, PLAN)
 
 
-def open_task(src: Path, name: str) -> Source:
-    """The training clips of `BENCHMARK:TASK` in a folder."""
+def open_task(src: str, name: str) -> Source:
+    """The training clips of `BENCHMARK:TASK` in a folder or at an address."""
     benchmark, _, task = name.partition(":")
-    [(_, source)] = data_config({"source": benchmark, "path": str(src), "tasks": [task], "span": None}).train_tasks()
+    [(_, source)] = data_config({"source": benchmark, "path": src, "tasks": [task], "span": None}).train_tasks()
     return source
 
 

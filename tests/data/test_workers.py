@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stella.data import workers
-from stella.data.workers import Done, Pool
+from stella.data.workers import Done, Lost, Pool, not_counted
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,23 @@ def test_the_system_ends_workers_first() -> None:
     with closing(Pool(state, 1, 2, 10)) as pool:
         [(_, score)] = results(pool, [None])
     assert score == "1000" and int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+
+
+def wait(how: str, tick: Any) -> str:
+    tick(0)
+    with not_counted() if how == "network" else nullcontext():
+        time.sleep(1.5)
+    return how
+
+
+def test_waiting_for_a_network_is_not_the_clip_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Pool(wait, 1, 2, 0.5)) as pool:
+        good, bad = results(pool, ["network", "clip"])
+    assert good == "network" and isinstance(bad, Lost) and bad.hung
+    monkeypatch.setattr(workers, "NETWORK", 0.2)  # the limit of that
+    with closing(Pool(wait, 1, 1, 0.5)) as pool:
+        [late] = results(pool, ["network"])
+    assert isinstance(late, Lost) and late.hung
 
 
 def stop_once(flag: Path, tick: Any) -> str:

@@ -16,11 +16,12 @@ from stella.data.archives.rows import MOST_TEST, TASKED, Row, chosen, class_in, 
 from stella.data.downstream import Parts
 from stella.data.folder import find_videos
 from stella.data.material import Wanted
+from stella.data.mirror import opened
 from stella.data.shards import Entry, Shards, stated_seconds
 from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
 from stella.data.views import join, part
 from stella.errors import ConfigError, StellaError
-from stella.files import read_json
+from stella.files import absolute, is_address, read_json
 from stella.media.inputs import Inputs
 
 VGGSOUND = ("vggsound.csv",)
@@ -69,12 +70,12 @@ class ListedConfig(SizedConfig):
 
     def absolute(self) -> Self:
         given = {name: path for name in self.paths if (path := getattr(self, name)) is not None}
-        changes: dict[str, Any] = {name: str(Path(path).absolute()) for name, path in given.items()}
+        changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
         return replace(self, **changes)
 
     def following(self, inputs: Inputs | None) -> Self:
         """Without weights a clip takes the seconds that shards say they hold."""
-        held = None if inputs or self.duration else stated_seconds(Path(self.path))
+        held = None if inputs or self.duration else stated_seconds(self.path)
         return super().following(replace(Inputs(), duration=held) if held else inputs)
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
@@ -126,33 +127,38 @@ class ListedConfig(SizedConfig):
 
     # ---- the clips on the disk
 
-    def roots(self) -> list[tuple[Path, tuple[str, ...]]]:
+    def places(self) -> list[tuple[str, tuple[str, ...]]]:
         """Where the clips are, each with the names of lists to look for there."""
-        return [(Path(self.path), self.lists)]
+        return [(self.path, self.lists)]
 
     def known(self) -> Known:
         sources: list[Source] = []
         rows: list[Row] = []
-        for root, lists in self.roots():
-            found = self._shards(root) if _has_shards(root) else self._videos(root, lists)
+        for place, lists in self.places():
+            found = self._shards(place) if _has_shards(place) else self._videos(place, lists)
             kept = {row.number for row in chosen(found.rows, self.benchmark)[0]}
             indices = [i for i, row in enumerate(found.rows) if row.number in kept]
             sources.append(part(found.source, indices))
-            after = max((row.number + 1 for row in rows), default=0)  # one root's clips after the other's
+            after = max((row.number + 1 for row in rows), default=0)  # one place's clips after the other's
             rows += [replace(found.rows[i], number=after + found.rows[i].number) for i in indices]
         return Known(join(sources), rows)
 
-    def _shards(self, root: Path) -> Known:
+    def _shards(self, place: str) -> Known:
         inputs = self.inputs()
 
         def labelled(entry: Entry) -> Entry:
-            label, task = class_in(row_of(entry, root), self.benchmark)
+            label, task = class_in(row_of(entry, place), self.benchmark)
             return replace(entry, label=label, task=task)
 
-        shards = Shards(root, inputs.frames, inputs.span, inputs.size, inputs.duration).changed(labelled)
-        return Known(shards, [row_of(shards.entry(i)[1], root) for i in range(len(shards))])
+        shards = Shards(place, inputs.frames, inputs.span, inputs.size, inputs.duration).changed(labelled)
+        return Known(shards, [row_of(shards.entry(i)[1], place) for i in range(len(shards))])
 
-    def _videos(self, root: Path, lists: Sequence[str]) -> Known:
+    def _videos(self, place: str, lists: Sequence[str]) -> Known:
+        if is_address(place):
+            raise StellaError(
+                f"{place} holds no shards; make them with: stella prepare VIDEOS {place} --csv {lists[0]}"
+            )
+        root = Path(place)
         wanted = Wanted(self._rows(root, lists))
         found = {row.id: (row, file) for file in find_videos(root) for row, _ in wanted.find(Path(file).stem)}
         items = [Item(row.id, root / file, class_in(row, self.benchmark)[0]) for row, file in found.values()]
@@ -170,24 +176,25 @@ class ListedConfig(SizedConfig):
     def _listed(self) -> Counter[str]:
         """Training clips of each task that the lists name, as far as that is known."""
         total: Counter[str] = Counter()
-        for root, lists in self.roots():
-            if (root / LISTED).is_file():
-                tasks = read_json(root / LISTED)["tasks"].get(self.benchmark or ONLY_TASK, {})
+        for place, lists in self.places():
+            if (listed := opened(place).folder / LISTED).is_file():
+                tasks = read_json(listed)["tasks"].get(self.benchmark or ONLY_TASK, {})
                 total.update({name: int(splits["train"]) for name, splits in tasks.items()})
-            elif not _has_shards(root):
-                rows = [row for row in self._rows(root, lists) if row.split == "train"]
+            elif not _has_shards(place):
+                rows = [row for row in self._rows(Path(place), lists) if row.split == "train"]
                 total.update(class_in(row, self.benchmark)[1] or ONLY_TASK for row in rows)
         return total
 
 
-def _has_shards(root: Path) -> bool:
+def _has_shards(place: str) -> bool:
+    root = opened(place).folder
     return root.is_dir() and any(root.glob("shard-*"))
 
 
-def row_of(entry: Entry, root: Path) -> Row:
+def row_of(entry: Entry, place: str) -> Row:
     """The row of a list that a stored clip was made for."""
     if entry.split is None or entry.row is None:
-        raise StellaError(f"{root} holds clips without a list, such as {entry.id}; prepare them with --csv")
+        raise StellaError(f"{place} holds clips without a list, such as {entry.id}; prepare them with --csv")
     video, _, start = entry.id.rpartition("_")
     return Row(entry.row, video, float(start), tuple(entry.classes or ()), entry.split, entry.nth or 0)
 
@@ -229,5 +236,5 @@ class InitialVSConfig(ListedConfig):
     source: Literal["initial-vs"] = "initial-vs"  # the initial set of Continual-VS
     audioset: str | None = None  # AudioSet-20K, as data.path; none: VGGSound's other classes alone
 
-    def roots(self) -> list[tuple[Path, tuple[str, ...]]]:
-        return [*super().roots(), *([(Path(self.audioset), AUDIOSET)] if self.audioset else [])]
+    def places(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [*super().places(), *([(self.audioset, AUDIOSET)] if self.audioset else [])]
