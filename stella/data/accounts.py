@@ -40,9 +40,11 @@ class Summary:
         return "; ".join(parts)
 
 
-def leave_out(material: Material, skipped: Skipped) -> None:
-    """List the rows that a rule leaves out; forget those of other rules and what was missing before."""
-    rules = {_id(row, why): why for row in material.rows if (why := material.left_out.get(row.number))}
+def leave_out(material: Material, used: Collection[str], skipped: Skipped) -> None:
+    """List the rows that a rule leaves out; forget those of other rules and what was missing before. Clips that were
+    made before there was such a rule are used."""
+    left = {_id(row, why): why for row in material.rows if (why := material.left_out.get(row.number))}
+    rules = {id: why for id, why in left.items() if id not in used}
 
     def outdated(record: dict[str, object]) -> bool:
         by_rule = record.get("left_out") == "rule" and rules.get(str(record["id"])) != record["reason"]
@@ -96,7 +98,5 @@ def dry_run(material: Material, done: Collection[str] = ()) -> list[str]:
     lines = [f"found: {len(found):,} clips" + (f", {len(done):,} are prepared already" if done else "")]
     if material.listed:
         missing = len(material.kept) - len(found | {row.id for row in material.kept if row.id in done})
-        out = Counter(material.left_out.values())
         lines += [f"missing: {missing:,} of {len(material.kept):,} wanted clips"]
-        lines += [f"left out: {in_words(dict(out.most_common()))}"] if out else []
     return lines + notes

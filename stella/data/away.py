@@ -37,8 +37,8 @@ class Away:
     def fetch(self, of: str = "") -> None:
         """Bring what a preparation needs to go on: everything but the shards; only names that begin with `of`."""
         fs, root = self._fs
-        for path in fs.glob(f"{root}/{of}*.json*"):
-            fs.get_file(path, str(self.here / path.rpartition("/")[2]))
+        if found := fs.glob(f"{root}/{of}*.json*"):
+            fs.get(found, [str(self.here / path.rpartition("/")[2]) for path in found])
 
     def put(self, *names: str) -> None:
         fs, root = self._fs

@@ -150,7 +150,7 @@ class Material:
         kinds = Counter("shards of video2dataset" if a.video2dataset else "archives of videos" for a in self.archives)
         found = [f"{count:,} {kind}" for kind, count in kinds.items()]
         if found:
-            found[-1] += f" ({size / 1e9:,.1f} GB)"
+            found[-1] += f" ({size / 1e9:,.1f} GB)" if size >= 5e7 else f" ({size / 1e6:,.1f} MB)"
         found += [f"{len(self.files):,} videos"] if self.files else []
         found += [f"{len(self.stills):,} clips as frames and sound (CAV-MAE)"] if self.stills else []
         lines = [f"{self.root}: {', '.join(found)}"]

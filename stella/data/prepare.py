@@ -24,13 +24,14 @@ from stella.data.cluster import make_on_ray
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work, stamp
 from stella.data.material import Job, Material, recognise
+from stella.data.mirror import opened
 from stella.data.plan import PLAN, SHARD_CLIPS, SPLIT_VIDEOS, Group, Plan
 from stella.data.shards import PREPARED
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB
 from stella.data.writer import ShardWriter
 from stella.errors import StellaError
-from stella.files import explain_full_disk, located, lock, read_json, sweep, write_json
+from stella.files import explain_full_disk, is_address, located, lock, read_json, sweep, write_json
 
 SKIPPED = "skipped.jsonl"
 OLD = {"strict": True, "leave": "", "csv": False}  # settings of folders that do not state them
@@ -78,7 +79,7 @@ def prepare(
     for line in material.told():
         tell(line)
     with ExitStack() as stack:
-        away = stack.enter_context(away_from(str(dst))) if "://" in str(dst) else None
+        away = stack.enter_context(away_from(str(dst))) if is_address(dst) else None
         folder = away.here if away else folder
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(explain_full_disk(folder))
@@ -110,8 +111,8 @@ def _prepare(
     sweep(dst)
     _keep_settings(dst, settings, away)
     skipped = Skipped(dst / SKIPPED)
-    leave_out(material, skipped)
     writer = ShardWriter(dst, away=away)
+    leave_out(material, writer.ids, skipped)
     before = len(writer.ids)
     plan, groups, works = _planned(material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
@@ -218,7 +219,8 @@ def rehearse(
 ) -> list[str]:
     """What `prepare` would find, miss and leave out, in sentences. Nothing is written."""
     material = recognise(located(src), labels_csv, [located(file) for file in csv], only)
-    done = ShardWriter.ids_in(Path(dst)) if "://" not in str(dst) and Path(dst).is_dir() else set()
+    there = located(dst)
+    done = ShardWriter.ids_in(opened(dst).folder) if there.is_dir() else set()
     return [*material.told(), *dry_run(material, done)]
 
 

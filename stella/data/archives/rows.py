@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from stella.data.archives.base import read_table, read_tree
@@ -50,11 +50,15 @@ def read_rows(files: Iterable[Path]) -> list[Row]:
     """The rows of lists of VGGSound or AudioSet, which are told apart by their columns. Headers are left out."""
     rows: list[Row] = []
     for file in files:
-        table = [row for row in read_table(file) if not row[0].startswith("#")]
-        kind = _kind(file, table)
-        rows += [found for row in table if (found := kind(len(rows), row))]
-        if not rows:
-            raise StellaError(f"{file} lists no clips; give a CSV of VGGSound or AudioSet")
+        table = [[cell.strip() for cell in row] for row in read_table(file) if not row[0].startswith("#")]
+        header, kind = _kind(file, table)
+        for cells in table[header:]:
+            if (found := kind(cells)) is None:
+                raise StellaError(
+                    f"{file} has the row {','.join(cells)[:60]!r}, unlike those before it; correct it, and put labels "
+                    "that hold commas in quotes"
+                )
+            rows.append(found)
     seen: set[str] = set()
     taken: Counter[tuple[str | None, str]] = Counter()
     numbered = []
@@ -66,22 +70,21 @@ def read_rows(files: Iterable[Path]) -> list[Row]:
     return numbered
 
 
-def _kind(file: Path, table: Sequence[Sequence[str]]) -> Callable[[int, Sequence[str]], Row | None]:
-    """The reader of one row, by the first one that is no header."""
-    for row in table[:2]:
-        cells = [cell.strip() for cell in row]
-        if len(cells) == 4 and cells[3] in ("train", "test") and _number(cells[1]) is not None:
-            return lambda n, row: _vggsound(file, n, row)
-        if len(cells) == 2 and re.fullmatch(r".+_\d{6}(\.mp4)?", cells[0]):
-            return lambda n, row: _vggsound_test(n, row)
-        if len(cells) >= 4 and _number(cells[1]) is not None and _number(cells[2]) is not None:
+def _kind(file: Path, table: Sequence[Sequence[str]]) -> tuple[int, Callable[[Sequence[str]], Row | None]]:
+    """The lines of a header, none or one, and what reads a row: a clip, or None if it is none."""
+    for header, row in enumerate(table[:2]):
+        if _vggsound(row):
+            return header, _vggsound
+        if _vggsound_test(row):
+            return header, _vggsound_test
+        if len(row) >= 4 and _number(row[1]) is not None and _number(row[2]) is not None:
             names = display_names(file)
             if names is None:
                 raise StellaError(
                     f"{file} names classes by number; copy class_labels_indices.csv (or ontology.json) beside it"
                 )
             split = "test" if "eval" in file.stem.lower() else "train"
-            return lambda n, row: _audioset(file, n, row, names, split)
+            return header, partial(_audioset, file, names, split)
     shown = ",".join(table[0])[:60] if table else "nothing"
     raise StellaError(
         f"{file} begins with {shown!r}, which is neither VGGSound's id,start,\"label\",split nor AudioSet's "
@@ -96,24 +99,18 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _vggsound(file: Path, number: int, row: Sequence[str]) -> Row | None:
-    if len(row) != 4:
-        raise StellaError(
-            f'{file} has the row {",".join(row)[:60]!r}, not id,start,"label",split; '
-            "put labels that hold commas in quotes"
-        )
-    video, start, label, split = (cell.strip() for cell in row)
-    seconds = _number(start)
-    return None if seconds is None else Row(number, video, seconds, (label,), split)
+def _vggsound(row: Sequence[str]) -> Row | None:
+    if len(row) != 4 or row[3] not in ("train", "test") or (seconds := _number(row[1])) is None:
+        return None
+    return Row(0, row[0], seconds, (row[2],), row[3])
 
 
-def _vggsound_test(number: int, row: Sequence[str]) -> Row | None:
-    name, label = (cell.strip() for cell in row)
-    video, _, start = name.removesuffix(".mp4").rpartition("_")
-    return Row(number, video, float(start), (label,), "test") if start.isdigit() else None
+def _vggsound_test(row: Sequence[str]) -> Row | None:
+    found = re.fullmatch(r"(.+)_(\d{6})(\.mp4)?", row[0]) if len(row) == 2 else None
+    return Row(0, found[1], float(found[2]), (row[1],), "test") if found else None
 
 
-def _audioset(file: Path, number: int, row: Sequence[str], names: dict[str, str], split: str) -> Row | None:
+def _audioset(file: Path, names: dict[str, str], split: str, row: Sequence[str]) -> Row | None:
     seconds = _number(row[1]) if len(row) >= 4 else None
     if seconds is None:
         return None
@@ -122,7 +119,7 @@ def _audioset(file: Path, number: int, row: Sequence[str], names: dict[str, str]
         raise StellaError(
             f"{file} names the class {unknown[0]}, which class_labels_indices.csv lacks; fetch both again"
         )
-    return Row(number, row[0].strip(), seconds, tuple(names[mid] for mid in mids if mid), split)
+    return Row(0, row[0], seconds, tuple(names[mid] for mid in mids if mid), split)
 
 
 def display_names(file: Path) -> dict[str, str] | None:
