@@ -109,7 +109,7 @@ def render(
 @app.command()
 def archive(
     out: Annotated[Path, typer.Argument(help="Folder to fill.")],
-    like: Annotated[str, typer.Option(help="Layout: vggsound, audioset or video2dataset.")] = "vggsound",
+    like: Annotated[str, typer.Option(help="Layout: vggsound, audioset, video2dataset or cav-mae.")] = "vggsound",
     clips: Annotated[int, typer.Option(min=5, help="Number of training clips of each of two tasks.")] = 20,
     size: Size = "scenes",
     seed: Seed = 0,
@@ -119,6 +119,7 @@ def archive(
 
     from stella.data.scenes.archive import archive as write
 
-    for _ in track(write(like, out, clips, size, seed), f"Rendering {like}", total=3 * (clips + 10), console=console):
+    total, names = write(like, out, clips, size, seed)
+    for _ in track(names, f"Rendering {like}", total=total, console=console):
         pass
     say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir())[:5])} …")

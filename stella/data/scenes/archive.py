@@ -5,23 +5,32 @@ import io
 import json
 import tarfile
 import tempfile
+import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torch import Tensor
+
+from stella.clip import SAMPLE_RATE
 from stella.data.archives.rows import MOST_TEST, tasks_of
 from stella.data.scenes.export import FPS
 from stella.data.scenes.source import Scenes
 from stella.errors import StellaError
 from stella.files import write_bytes, write_text
+from stella.media.codecs import encode_jpegs
+from stella.media.decode import read_cut, read_duration
 from stella.media.encode import encode
+from stella.media.files import in_memory
 
 PREFIX = "scratch/shared/beegfs/hchen/train_data/VGGSound_final/video/"  # as in the copy that people have
 CLASSES = 2  # of a task
 TASKS = 2
 OTHERS = ["zebra braying", "air horn"]  # of VGGSound, in no task of Continual-VS
+STILLS = 10  # pictures of a clip of CAV-MAE
 MISSING = 5  # every fifth training clip is not there
 
 Clip = tuple[str, int, str, str]  # video, start, class, split
+Writer = Callable[[Path, list[Clip], list[tuple[Clip, bytes]]], None]  # all that are listed, and those that are there
 
 
 def clips_of(benchmark: str, clips: int) -> dict[str, list[Clip]]:
@@ -42,8 +51,9 @@ def is_missing(clip: Clip) -> bool:
     return clip[3] == "train" and int(clip[0][-6:]) % MISSING == MISSING - 1
 
 
-def archive(like: str, folder: Path, clips: int = 20, size: str = "scenes", seed: int = 0) -> Iterator[str]:
-    """Write the miniature of a data set into `folder`; yields the name of each clip once it is written."""
+def archive(like: str, folder: Path, clips: int = 20, size: str = "scenes", seed: int = 0) -> tuple[int, Iterator[str]]:
+    """The number of clips of a data set's miniature, and their names, each given once it is rendered. The files are in
+    `folder` after the last one."""
     if like not in LAYOUTS:
         raise StellaError(f"--like {like} is no layout; choose one of {', '.join(LAYOUTS)}")
     if folder.exists() and any(folder.iterdir()):
@@ -51,6 +61,10 @@ def archive(like: str, folder: Path, clips: int = 20, size: str = "scenes", seed
     folder.mkdir(parents=True, exist_ok=True)
     benchmark, write = LAYOUTS[like]
     listed = clips_of(benchmark, clips)
+    return sum(map(len, listed.values())), _rendered(listed, write, folder, size, seed)
+
+
+def _rendered(listed: dict[str, list[Clip]], write: Writer, folder: Path, size: str, seed: int) -> Iterator[str]:
     made: list[tuple[Clip, bytes]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, each in enumerate(listed.values(), 1):
@@ -84,6 +98,11 @@ def _audioset(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) 
     """Single files named in milliseconds; a training clip with classes of two tasks."""
     for (video, start, _, _), data in made:
         write_bytes(folder / f"{video}_{1000 * start}_{1000 * (start + 10)}.mp4", data)
+    _segments(folder, listed)
+
+
+def _segments(folder: Path, listed: list[Clip]) -> dict[str, str]:
+    """AudioSet's lists; returns the mid of each class."""
     names = list(dict.fromkeys(clip[2] for clip in listed))
     mids = {name: f"/m/{number:04d}" for number, name in enumerate(names)}
     rows = [[str(number), mid, name] for number, (name, mid) in enumerate(mids.items())]
@@ -93,6 +112,34 @@ def _audioset(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) 
         lines += [f'both-tasks1, 0.000, 10.000, "{mids[names[0]]},{mids[names[-1]]}"'] * (split == "train")
         head = "# Segments csv\n# num_segs\n# YTID, start_seconds, end_seconds, positive_labels\n"
         write_text(folder / file, head + "\n".join(lines) + "\n")
+    return mids
+
+
+def _cav_mae(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) -> None:
+    """Ten pictures and a sound of each clip in files of their own; a clip without a sound."""
+    mids, items = _segments(folder, listed), []
+    for number, ((video, _, name, _), data) in enumerate(made):
+        with in_memory(data) as film:
+            length = read_duration(film) or 1.0
+            frames, sound = read_cut(film, 0.0, length, STILLS / length, 256)
+        for second, picture in enumerate(encode_jpegs(frames[:STILLS])):
+            (folder / f"frames/frame_{second}").mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / f"frames/frame_{second}/{video}.jpg", picture)
+        if number:
+            _wav(folder / f"{video}.wav", sound)
+        own = {"video_id": video, "wav": str(folder.absolute() / f"{video}.wav"), "labels": mids[name]}
+        items.append(own | {"video_path": str(folder.absolute() / "frames")})
+    write_text(folder / "data.json", json.dumps({"data": items}))
+
+
+def _wav(path: Path, sound: Tensor) -> None:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes((sound.clamp(-1, 1) * 32767).short().numpy().tobytes())
+    write_bytes(path, out.getvalue())
 
 
 def _video2dataset(folder: Path, listed: list[Clip], made: list[tuple[Clip, bytes]]) -> None:
@@ -110,9 +157,10 @@ def _video2dataset(folder: Path, listed: list[Clip], made: list[tuple[Clip, byte
     write_text(folder / "vggsound.csv", _csv(listed))
 
 
-LAYOUTS: dict[str, tuple[str, Callable[[Path, list[Clip], list[tuple[Clip, bytes]]], None]]] = {
+LAYOUTS: dict[str, tuple[str, Writer]] = {
     "vggsound": ("continual-vs", _vggsound),
     "audioset": ("continual-as", _audioset),
+    "cav-mae": ("continual-as", _cav_mae),
     "video2dataset": ("continual-vs", _video2dataset),
 }
 
