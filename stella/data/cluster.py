@@ -5,6 +5,7 @@ goes on after the shards that are there. This process plans, and notes what beca
 plan, so that everything is as one machine leaves it.
 """
 
+import logging
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -114,7 +115,8 @@ def cluster(address: str, processors: int) -> Iterator[None]:
         return
     try:
         if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=processors, include_dashboard=False, log_to_driver=False)
+            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address=LOCAL, num_cpus=processors, **quiet)
         else:
             ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:

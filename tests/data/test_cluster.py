@@ -1,13 +1,12 @@
 """Shards made by many machines: byte for byte those of one."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from helpers.archives import PREFIX, pack, reasons, shard_bytes, write_vggsound
 from helpers.in_turn import InTurn
 from helpers.media_files import write_video
+from helpers.rays import ray_of, wait_for
 from upath import UPath
 
 from stella.data import cluster
@@ -133,14 +133,9 @@ def test_one_machine_needs_no_ray_and_many_say_what_is_missing(
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    )
-    ray = pytest.importorskip("ray")
-    yield ray
-    ray.shutdown()
+def ray(tmp_path: Path) -> Iterator[Any]:
+    with ray_of(tmp_path) as ray:
+        yield ray
 
 
 @pytest.mark.slow
@@ -153,9 +148,13 @@ def test_ray_leaves_what_one_machine_does(workers: int, mixed: Path, tmp_path: P
 
 
 def folder(root: Path, count: int) -> Path:
-    for n in range(count):
-        write_video(root / f"{n:03d}.mp4", seed=n)
+    """Videos, one of them broken, a quarter of them in an archive."""
+    files = [write_video(root / f"{n:03d}.mp4", seed=n) for n in range(count)]
     (root / "005b.mp4").write_text("hello")
+    some = files[-count // 4 :]
+    pack(root / "more.tar", {file.name: file.read_bytes() for file in some})
+    for file in some:
+        file.unlink()
     return root
 
 
@@ -188,13 +187,6 @@ def test_a_machine_dies(tmp_path: Path, ray: Any) -> None:
     finally:
         ray.shutdown()
         machines.shutdown()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
