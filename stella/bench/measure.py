@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -91,15 +91,9 @@ def clips_per_second(config: RunConfig, steps: int, alone: AbstractContextManage
         return 1e3 * config.stream.batch_size * config.train.accumulate / statistics.median(step_times(trainer, steps))
 
 
-def rates(configs: Mapping[str, RunConfig], steps: int, console: Console) -> dict[str, float]:
-    """Clips a second of each configuration, in a fresh process each; one that fails is reported and left out."""
-    found = {}
-    for name, rate in one_after_the_other(clips_per_second, {name: (c, steps) for name, c in configs.items()}, 1):
-        if isinstance(rate, Exception):
-            say(console, f"{name} could not be measured: {rate}", "yellow")
-        else:
-            found[name] = rate
-    return found
+def rates(configs: Mapping[str, RunConfig], steps: int) -> Iterator[tuple[str, float | Exception]]:
+    """Clips a second of each configuration, or why not, in a fresh process each."""
+    return one_after_the_other(clips_per_second, {name: (c, steps) for name, c in configs.items()}, 1)
 
 
 def _host_syncs(trainer: Trainer) -> int:

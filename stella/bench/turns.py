@@ -1,15 +1,18 @@
 """Processes that start together, because compiling is work for the CPU, and measure one at a time."""
 
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stella.bench.steps import let_go
+from stella.data.workers import die_with_parent
 from stella.files import lock
 
 T = TypeVar("T")
@@ -27,12 +30,33 @@ def one_after_the_other(
         group = names[start : start + processes]
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
             ready = [Path(folder) / f"ready {number}" for number in range(len(group))]
-            running = {name: pool.submit(_job, function, jobs[name], ready, i) for i, name in enumerate(group)}
-            for name, each in running.items():
-                try:
-                    yield name, each.result()
-                except Exception as error:  # the other rows are still worth having
-                    yield name, error
+            others = set(active_children())
+            with _deaf():
+                running = {name: pool.submit(_job, function, jobs[name], ready, i) for i, name in enumerate(group)}
+            try:
+                for name, each in running.items():
+                    try:
+                        found: T | Exception = each.result()
+                    except Exception as error:  # the other rows are still worth having
+                        found = error
+                    yield name, found
+            except BaseException:  # a stop does not wait for what is being measured
+                for process in set(active_children()) - others:
+                    process.kill()
+                raise
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin inside ignore Ctrl-C: their parent ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _job(function: Callable[..., T], job: tuple[Any, ...], ready: Sequence[Path], own: int) -> T:
@@ -46,6 +70,7 @@ def _job(function: Callable[..., T], job: tuple[Any, ...], ready: Sequence[Path]
         with lock(ready[0].with_name("lock"), wait=True):
             yield
 
+    threading.Thread(target=die_with_parent, daemon=True).start()
     try:
         return function(*job, alone=turn())
     finally:

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from stella.config import read_toml, to_tree
+from stella.data.config import is_embedded
 from stella.errors import StellaError
 from stella.experiments.paper import format_figure
 from stella.experiments.recipe import Recipe
@@ -31,6 +32,7 @@ from stella.transfer.run import transfer
 
 RESULTS = "downstream.csv"
 WORDS = {"classify": "accuracy", "segment": "mIoU", "events": "accuracy", "retrieval": "recall", "localise": "cIoU"}
+SCALE = "Scenes and the paper's data differ in scale: compare the order of the methods, not the figures."
 IDENTITY = ("source", "size", "path")  # keys of the data that say which clips they are
 Job = tuple[str, TransferConfig, Path]
 
@@ -110,19 +112,21 @@ def show_downstream(name: str, recipe: Recipe, results: Path, console: Console) 
 
 def downstream_sheet(recipe: Recipe, order: str, lines: Sequence[Mapping[str, str]]) -> Sheet:
     """The figure of every task for every variant; `lines` are those of a downstream.csv."""
+    beside = paper_figures() if order == next(iter(recipe.orders)) else {}  # the paper has one order
     rows = []
     for name, variant in recipe.variants.items():
         own = [line for line in lines if line["name"] == f"{order}/{name}"]
         cells = [str(len({line["seed"] for line in own}))]
         for task in recipe.transfer:
             ours = Spread([float(line["value"]) for line in own if line["task"] == task])
-            cells += [str(ours), *([_paper(task, name)] if task in paper_figures() else [])]
+            cells += [str(ours), *([_paper(task, name)] if task in beside else [])]
         rows.append([variant.label, *cells])
     head = ["", "runs"]
     for task in recipe.transfer:
-        head += [f"{task}: {WORDS[task]} ↑", *([f"paper: {task} ↑"] if task in paper_figures() else [])]
+        head += [f"{task}: {WORDS[task]} ↑", *([f"paper: {task} ↑"] if task in beside else [])]
     chance = {task: next((line["without_looking"] for line in lines if line["task"] == task), "") for task in WORDS}
-    labels = [f"{task}: {paper_figures()[task]['label']}" for task in recipe.transfer if task in paper_figures()]
+    labels = "; ".join(f"{task}: {beside[task]['label']}" for task in recipe.transfer if task in beside)
+    paper = f"Paper: {labels}. Its retrieval column is the mean of six figures of R@1/5/10."
     return Sheet(
         f"{recipe.title}. Tasks in {order} order",
         recipe.about(),
@@ -132,8 +136,8 @@ def downstream_sheet(recipe: Recipe, order: str, lines: Sequence[Mapping[str, st
         [
             "Ours: test part, best epoch on the validation part, mean ± standard deviation over runs, in %.",
             *(f"Without looking, {task}: {found}." for task, found in chance.items() if found),
-            f"Paper: {'; '.join(labels)}. Its retrieval column is the mean of six figures of R@1/5/10.",
-            "Scenes and the paper's data differ in scale: compare the order of the methods, not the figures.",
+            *([paper] if labels else []),
+            *([SCALE] if is_embedded(recipe.base.get("data", {}).get("source")) else []),
         ],
     )
 

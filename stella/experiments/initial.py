@@ -15,14 +15,14 @@ from stella.bench.measure import rates
 from stella.data.archives.benchmarks import ListedConfig
 from stella.errors import ConfigError
 from stella.experiments.recipe import Recipe, run_config
-from stella.files import Line, read_json, write_json
+from stella.files import Line, absolute, read_json, write_json
 from stella.runs.build import passes
 from stella.runs.config import RunConfig, settle
 from stella.runs.folder import RunFolder
 from stella.runs.loop import pretrain
 from stella.runs.progress import say
 
-BACKBONE, MATCHING = "backbone", "matching"
+INITIAL, BACKBONE, MATCHING = "initial", "backbone", "matching"  # folders of runs
 SHARED = ("model.", "train.", "data.")  # keys that the initial runs take over
 NOT_SHARED = ("data.source", "data.tasks")
 STEPS = 5  # that are timed
@@ -43,7 +43,7 @@ def downstream_data(values: Sequence[str]) -> dict[str, Line]:
         source, colon, path = named.partition(":")
         if not colon:
             raise ConfigError(f"downstream.{value} names no data; give downstream.TASK=SOURCE:PATH, as ave:FOLDER")
-        found[task] = {"source": source, "path": str(Path(path).absolute())}
+        found[task] = {"source": source, "path": absolute(path)}
     return found
 
 
@@ -76,7 +76,7 @@ def stages(recipe: Recipe, own: Sequence[str], overrides: Sequence[str], folder:
 def sized(runs: Mapping[Path, RunConfig]) -> dict[str, RunConfig]:
     """The initial runs with the model of the first, before it has left weights."""
     models = [config.model for config in runs.values()]
-    return {f"initial/{run.name}": replace(config, model=models[0]) for run, config in runs.items()}
+    return {f"{INITIAL}/{run.name}": replace(config, model=models[0]) for run, config in runs.items()}
 
 
 def make_initial(runs: Mapping[Path, RunConfig], console: Console) -> int:
@@ -91,30 +91,50 @@ def make_initial(runs: Mapping[Path, RunConfig], console: Console) -> int:
     return 0
 
 
-def tell_cost(configs: Mapping[str, RunConfig], seeds: int, folder: Path, console: Console) -> None:
+def tell_cost(configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console) -> None:
     """Say how many hours of this machine the runs that are not finished take, at its measured rate.
 
     The rates are kept in `folder`, so that a command that goes on does not measure again.
     """
-    known: dict[str, Any] = read_json(folder / COST) if (folder / COST).exists() else {}
+    left = {key: _unfinished(folder / key, seeds) for key in configs}
+    configs = {key: config for key, config in configs.items() if left[key]}
     kinds = {f"{config.method}, batch {config.stream.batch_size}": config for config in configs.values()}
-    if missing := {kind: config for kind, config in kinds.items() if kind not in known}:
-        say(console, f"measuring {len(missing)} kinds of steps", "dim")
-        known |= rates({kind: settle(config) for kind, config in missing.items()}, STEPS, console)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / COST, known)
+    known = _rates(kinds, folder, console)
     hours = {}
     for key, config in configs.items():
         rate = known.get(f"{config.method}, batch {config.stream.batch_size}")
         if rate is not None:
             tasks = settle(config).data.train_tasks()
-            times = 1 if key.startswith("initial/") else seeds
-            hours[key] = times * passes(tasks, config.stream) / rate / 3600
+            hours[key] = left[key] * passes(tasks, config.stream) / rate / 3600
+    if not configs:
+        return
     slowest = max(hours, key=lambda key: hours[key], default="")
     lacking = f"; {len(configs) - len(hours)} could not be measured" if len(hours) < len(configs) else ""
     say(
         console,
-        f"{sum(hours.values()):,.1f} hours of training on this machine for {len(configs)} configurations and {seeds} "
-        f"seeds, most of them {slowest} ({hours.get(slowest, 0):,.1f} h){lacking}; without reading clips and "
+        f"{sum(hours.values()):,.1f} hours of training on this machine for {sum(left.values())} runs of {len(configs)} "
+        f"configurations, most of them {slowest} ({hours.get(slowest, 0):,.1f} h){lacking}; without reading clips and "
         "evaluation. Stop it at any time: the same command goes on.",
     )
+
+
+def _unfinished(folder: Path, seeds: Sequence[int]) -> int:
+    """Runs of a configuration that are not finished; an initial run has one seed."""
+    runs = [folder] if folder.parent.name == INITIAL else [folder / f"seed-{seed}" for seed in seeds]
+    return sum(RunFolder(run).end is None for run in runs)
+
+
+def _rates(kinds: Mapping[str, RunConfig], folder: Path, console: Console) -> dict[str, float]:
+    """Clips a second of each kind of step, as far as they can be measured, each kept once it is known."""
+    known: dict[str, Any] = read_json(folder / COST) if (folder / COST).exists() else {}
+    missing = {kind: settle(config) for kind, config in kinds.items() if kind not in known}
+    if missing:
+        say(console, f"measuring {STEPS} steps of {len(missing)} kinds", "dim")
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, rate in rates(missing, STEPS):
+        if isinstance(rate, Exception):
+            say(console, f"{kind} could not be measured: {rate}", "yellow")
+            continue
+        say(console, f"{kind}: {rate:.1f} clips/s", "dim")
+        write_json(folder / COST, known := known | {kind: rate})
+    return known

@@ -103,11 +103,16 @@ class Recipe:
         return said
 
     def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> Tree:
-        """The base with these tasks and values, not validated yet."""
+        """The base with these tasks and values, not validated yet. `data.tasks=…` picks some of the tasks; their order
+        stays."""
         tree = deepcopy(self.base)
         if tasks:
             tree.setdefault("data", {})["tasks"] = list(tasks)
-        return with_values(tree, values)
+        tree = with_values(tree, values)
+        given = tree.get("data", {}).get("tasks")
+        if isinstance(given, list) and set(map(str, given)) <= set(tasks):
+            tree["data"]["tasks"] = [task for task in tasks if task in given]
+        return tree
 
 
 def with_values(tree: Tree, values: Sequence[str]) -> Tree:

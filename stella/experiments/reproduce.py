@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
-from stella.experiments.initial import downstream_data, has_weights, make_initial, sized, stages, taken_out, tell_cost
+from stella.experiments.initial import (
+    INITIAL,
+    downstream_data,
+    has_weights,
+    make_initial,
+    sized,
+    stages,
+    taken_out,
+    tell_cost,
+)
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import read_results, to_csv
 from stella.experiments.runner import run_all
@@ -48,8 +57,8 @@ def reproduce(
     named, overrides = taken_out(overrides, "downstream")
     elsewhere = downstream_data(named)
     if recipe.initial:
-        first = {} if has_weights(overrides) else stages(recipe, own, overrides, folder / "initial")
-        tell_cost(sized(first) | runs(name, overrides, only, orders), len(seeds), folder, console)
+        first = {} if has_weights(overrides) else stages(recipe, own, overrides, folder / INITIAL)
+        tell_cost(sized(first) | runs(name, overrides, only, orders), seeds, folder, console)
         if exit_code := make_initial(first, console):
             return exit_code
         overrides = [*overrides, *(f"model.weights={run}" for run in list(first)[-1:])]
@@ -63,7 +72,9 @@ def reproduce(
         if recipe.attention:
             fading(recipe, configs, seeds, folder, console)
         if recipe.transfer or elsewhere:
-            exit_code = transfer_all(recipe, configs, seeds, folder, console, processes, elsewhere)
+            title = recipe.title if recipe.transfer else f"{recipe.title}: downstream tasks"
+            run = replace(recipe, title=title, base=recipe.tree(overrides))
+            exit_code = transfer_all(run, configs, seeds, folder, console, processes, elsewhere)
             if exit_code or recipe.transfer:
                 return exit_code
     else:
@@ -112,6 +123,7 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
         show_downstream(name, recipe, results, console)
         return
     found, unknown = read_results(results, recipe.keys)
+    unknown = [each for each in unknown if each != INITIAL]
     if len(unknown) > sum(map(bool, found.values())):
         raise StellaError(f"{results} is not of {name}: it has {', '.join(unknown)}; give another file or name")
     if recipe.speed is not None:

@@ -65,7 +65,8 @@ def learning_sheet(
     below = ["" for _ in (*figures[1:], *rooms, *recipe.columns, *columns)]
     further = [f"ours {name.replace('_', ' ')}" for name in recipe.columns]
     cues = [[name, "", f"{value:.1f}", *below] for name, value in named_ceilings(ceilings or {}).items()]
-    sequence = f": {' → '.join(table.tasks)}" if table.tasks else ""
+    tasks = recipe.tree(overrides, table.tasks).get("data", {}).get("tasks", ())
+    sequence = f": {' → '.join(tasks)}" if tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     both = [(spread(ours[name], "A").mean, row.mean("A")) for name, row in theirs.items() if ours[name]]
     head = ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else [])]

@@ -1,9 +1,12 @@
 """From archives to the paper's table: initial weights, all orders, what it costs; stopped and continued."""
 
+import csv
 import io
+import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,9 @@ from rich.console import Console
 from stella.errors import ConfigError
 from stella.experiments import initial
 from stella.experiments.initial import COST, downstream_data, stages, taken_out
-from stella.experiments.recipe import load
+from stella.experiments.recipe import load, runs
 from stella.experiments.reproduce import reproduce
+from stella.experiments.tables import learning_sheet
 from stella.runs.config import RunConfig
 from stella.runs.record import read_run
 
@@ -45,22 +49,55 @@ def test_the_initial_runs_take_over_what_is_set_for_all(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_told_and_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+    asked: list[str] = []
 
-    def rates(configs: dict[str, RunConfig], steps: int, console: Console) -> dict[str, float]:
-        asked.append(list(configs))
-        return dict.fromkeys(configs, 0.5)
+    def rates(configs: dict[str, RunConfig], steps: int) -> Iterator[tuple[str, float]]:
+        asked.extend(configs)
+        return ((kind, 0.5) for kind in configs)
 
     monkeypatch.setattr(initial, "rates", rates)
     values = ("data.clips=90", "data.tasks=['task1','task2']", "stream.epochs=2")
     configs = {"initial/backbone": quick("finetune", *values), "original/er": quick("er", *values)}
     for _ in range(2):
         text = io.StringIO()
-        initial.tell_cost(configs, 3, tmp_path, Console(file=text, width=300))
+        initial.tell_cost(configs, range(3), tmp_path, Console(file=text, width=300))
         # 2 tasks × 90 clips × 2 epochs at half a clip a second: 0.2 hours, once and three times
-        assert "0.8 hours of training on this machine for 2 configurations and 3 seeds" in text.getvalue()
+        assert "0.8 hours of training on this machine for 4 runs of 2 configurations" in text.getvalue()
         assert "original/er (0.6 h)" in text.getvalue()
-    assert asked == [["finetune, batch 4", "er, batch 4"]]
+    assert asked == ["finetune, batch 4", "er, batch 4"]
+    for done in ("initial/backbone", "original/er/seed-0", "original/er/seed-2"):
+        (tmp_path / done).mkdir(parents=True)
+        (tmp_path / done / "metrics.jsonl").write_text('{"kind": "end"}\n')
+    text = io.StringIO()
+    initial.tell_cost(configs, range(3), tmp_path, Console(file=text, width=300))
+    assert "0.2 hours of training on this machine for 1 runs of 1 configurations" in text.getvalue()
+
+
+def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(configs: dict[str, RunConfig], steps: int) -> Iterator[tuple[str, float | Exception]]:
+        yield "finetune, batch 4", 2.0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(initial, "rates", rates)
+    configs = {f"original/{method}": quick(method) for method in ("finetune", "er")}
+    with pytest.raises(KeyboardInterrupt):
+        initial.tell_cost(configs, [0], tmp_path, Console(file=io.StringIO()))
+    assert json.loads((tmp_path / COST).read_text()) == {"finetune, batch 4": 2.0}
+
+
+def test_given_tasks_keep_the_sequence_of_each_order() -> None:
+    values = ["data.path=x", "data.tasks=['sports','music']"]
+    made = runs("continual-vs", values, ["er"])
+    assert {key: config.data.tasks for key, config in made.items()} == {
+        "original/er": ("sports", "music"),
+        "shuffled/er": ("music", "sports"),
+    }
+    recipe = load("continual-vs")
+    sheet = learning_sheet(recipe, "shuffled", {key: [] for key in recipe.keys}, None, values)
+    assert sheet.title.endswith("Tasks in shuffled order: music → sports")
+
+
+METHODS = ("finetune", "stella")
 
 
 def rehearsal() -> list[list[str]]:
@@ -82,14 +119,17 @@ def test_from_archives_to_the_table_as_the_documentation_says(tmp_path: Path, mo
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(" ".join(done.stdout.split()))
     assert "missing: 8 of 62 wanted clips" in outputs[1] and "8 of 63 listed clips are missing" in outputs[2]
-    assert "hours of training on this machine for 6 configurations" in outputs[4] and "STELLA" in outputs[4]
+    assert "hours of training on this machine for 6 runs of 6 configurations" in outputs[4] and "STELLA" in outputs[4]
     out = tmp_path / "runs" / "continual-vs"
     assert (out / COST).exists() and (out / "reproduce.md").exists()
     run = read_run(out / "shuffled" / "stella" / "seed-0")
     assert run.config["stream"]["batch_size"] == 36
     assert run.config["model"]["weights"] == str(out / "initial" / "matching")
     assert any("continual-vs: 16 training clips of 21 listed are here" in note for note in run.notes)
-    before = {path: path.read_bytes() for path in out.rglob("model.safetensors")}
+    tested = list(csv.DictReader((out / "downstream.csv").read_text().splitlines()))
+    assert {line["name"] for line in tested} == {f"{o}/{m}" for o in ("original", "shuffled") for m in METHODS}
+    assert {line["task"] for line in tested} == {"classify"} and "classify: accuracy" in outputs[4]
+    before = {path: path.read_bytes() for path in out.rglob("model.safetensors") if path.parent.name != "classify"}
     assert len(before) == 6
     values = [value for value in commands[-1] if "=" in value]
     console = Console(file=io.StringIO())

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:
     ]
     lines = [{key: str(value) for key, value in row.items()} for row in rows]
     sheet = downstream_sheet(recipe, "original", lines)
+    assert "Scenes and the paper's data differ in scale" in sheet.notes[-1] and "paper: events ↑" in sheet.head
+    own = downstream_sheet(replace(load("continual-vs"), transfer=("events",)), "shuffled", lines)
+    assert own.head == ["", "runs", "events: accuracy ↑"] and "Scenes" not in " ".join(own.notes)
     by_label = {row[0]: row for row in sheet.rows}
     assert by_label["ER"][1:4] == ["2", "50.5 ± 0.7", "57.09"] and by_label["MIR"][1:4] == ["0", "–", "56.82"]
     assert by_label["STELLA"][8:10] == ["60.5 ± 0.7", f"{(2.70 + 8.70 + 13.96 + 2.67 + 8.81 + 14.30) / 6:.2f}"]
