@@ -2,24 +2,32 @@
 
     python benchmarks/prepare.py --out results/prepare        about fifteen minutes on two free cores, 5 GB of disk
     python benchmarks/prepare.py --memory-clips 0             speed only
+    python benchmarks/prepare.py --against 21a45c1 --out …    files alone, beside the code of another commit
 
 It writes 10 s H.264 videos (320×240, 25 fps, AAC) as `ID_START6.mp4`, once as files and once in `vggsound_XX.tar.gz`
 with a list, and prepares both in interleaved rounds with two workers. Memory is that of the process that reads and
-writes, and of all its workers, sampled twice a second while an archive of many clips is prepared.
+writes, and of all its workers, sampled twice a second while an archive of many clips is prepared. Two commits are
+compared in processes of their own that take turns, by the clock and by the CPU time of each with all its workers, which
+other work on the machine disturbs less.
 """
 
 import argparse
 import csv
+import ctypes
 import io
 import os
 import re
 import resource
+import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 from loader import write_video
@@ -74,6 +82,58 @@ def measured(root: Path, kind: str, clips: int, number: int) -> dict[str, Any]:
         "parent_cpu_ms": round(1e3 * cpu[0] / clips, 2),  # for each clip
         "mib_per_clip": round(summary.bytes / 2**20 / clips, 3),
     }
+
+
+ALONE = """
+import sys
+from stella.data.prepare import prepare
+
+if __name__ == "__main__":
+    print(prepare(sys.argv[1], sys.argv[2], workers=int(sys.argv[3]), progress=False))
+"""
+
+
+def compared(root: Path, commit: str, clips: int, rounds: int) -> list[dict[str, Any]]:
+    """Preparations of the files by another commit and by this tree, in turns."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a fork server leaves behind is waited for
+    here = Path(__file__).parents[1]
+    (root / "before").mkdir()
+    tree = subprocess.run(["git", "archive", commit, "stella"], cwd=here, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "x"], cwd=root / "before", input=tree, check=True)
+    sides = [("before", root / "before"), ("now", here)]
+    rows = []
+    for number in range(rounds):
+        for name, code in sides[:: 1 if number % 2 else -1]:
+            seconds, cpu = timed(code, root / "files", root / f"{name}-{number}", clips)
+            about = {"code": name, "round": number, "clips": clips, "workers": WORKERS, "seconds": round(seconds, 2)}
+            speed = {"clips_per_second": round(clips / seconds, 2), "cpu_ms": round(1e3 * cpu / clips, 1)}
+            rows.append(about | speed)
+    return rows
+
+
+def timed(code: Path, src: Path, dst: Path, clips: int) -> tuple[float, float]:
+    """Seconds of a preparation by this code, by the clock and of CPU, with its start."""
+    used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [sys.executable, "-c", ALONE, str(src), str(dst), str(WORKERS)]
+    environment = os.environ | {"PYTHONPATH": str(code)}
+    done = subprocess.run(command, env=environment, cwd=src, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{clips} clips"), done.stdout
+    seconds = time.perf_counter() - began
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shutil.rmtree(dst)
+    return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+
+
+def report_compared(rows: list[dict[str, Any]], commit: str) -> None:
+    for of, unit in (("clips_per_second", "clips/s"), ("cpu_ms", "ms of CPU a clip")):
+        before, now = ([row[of] for row in rows if row["code"] == name] for name in ("before", "now"))
+        changes = [100 * (b / a - 1) for a, b in zip(before, now, strict=True)]
+        error = stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else float("nan")
+        change = f"{mean(changes):+.1f} ± {error:.1f}%"
+        print(f"files, {commit}: {mean(before):.2f} {unit}; now {mean(now):.2f}: {change} a round")
 
 
 def resident(parent: int) -> float:
@@ -144,8 +204,17 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=200, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory-clips", type=int, default=2000, help="0: do not measure memory")
-    parser.add_argument("--out", type=Path, help="folder for speed.csv and memory.csv")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, and measure nothing else")
+    parser.add_argument("--out", type=Path, help="folder for speed.csv and memory.csv, or before.csv")
     given = parser.parse_args()
+    if given.against:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_sources(Path(scratch) / "speed", given.clips)
+            rows = compared(Path(scratch) / "speed", given.against, given.clips, given.rounds)
+        report_compared(rows, given.against)
+        if given.out:
+            save(given.out / "before.csv", [row | {"before": given.against} for row in rows])
+        return
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         write_sources(root / "speed", given.clips)
