@@ -9,8 +9,8 @@ from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
 from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
 from stella.data.tasks import ONLY_TASK
-from stella.errors import ClipError
-from stella.files import write_json
+from stella.errors import ClipError, StellaError
+from stella.files import read_json, write_json
 
 LISTED = "listed.json"  # how many clips the lists name for each task of a benchmark, beside the shards
 
@@ -73,6 +73,15 @@ def counted(skipped: Skipped) -> tuple[dict[str, int], dict[str, int], int]:
     none: Counter[str] = Counter()
     broken, out = kinds.get(None, none), kinds.get("rule", none) + kinds.get("option", none)
     return dict(broken.most_common()), dict(out.most_common()), kinds.get("missing", none).total()
+
+
+def check_lists(folder: Path, material: Material, name: object) -> None:
+    """Refuse lists that do not begin with those that the folder was filled by: clips are known by their rows."""
+    before = read_json(folder / LISTED)["lists"] if (folder / LISTED).exists() else []
+    if material.lists[: len(before)] != before:
+        raise StellaError(
+            f"{name} holds clips of {', '.join(before)}; give these lists first, or choose another folder"
+        )
 
 
 def write_listed(folder: Path, material: Material) -> None:

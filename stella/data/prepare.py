@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stella.config import differences
-from stella.data.accounts import LISTED, Summary, counted, dry_run, leave_out, list_missing, write_listed
+from stella.data.accounts import LISTED, Summary, check_lists, counted, dry_run, leave_out, list_missing, write_listed
 from stella.data.away import Away, away_from
 from stella.data.cluster import make_on_ray
 from stella.data.cut import Settings
@@ -110,6 +110,7 @@ def _prepare(
     began = time.monotonic()
     sweep(dst)
     _keep_settings(dst, settings, away)
+    check_lists(dst, material, away.there if away else dst)
     skipped = Skipped(dst / SKIPPED)
     writer = ShardWriter(dst, away=away)
     leave_out(material, writer.ids, skipped)
@@ -250,9 +251,8 @@ def _keep_settings(dst: Path, settings: Settings, away: Away | None = None) -> N
             raise StellaError(f"{strange} was not written by stella prepare; choose another folder")
         write_json(path, asdict(settings))
     elif changed := differences(asdict(settings) | OLD | read_json(path), asdict(settings)):
-        raise StellaError(
-            f"{dst} was filled with other settings: {'; '.join(changed)}; use the same, or another folder"
-        )
+        name, what = away.there if away else dst, "; ".join(changed)
+        raise StellaError(f"{name} was filled with other settings: {what}; use the same, or another folder")
 
 
 def progress_bar(shown: bool) -> Progress:

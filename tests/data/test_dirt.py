@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.archives import PREFIX, SPORT, TUNE, pack, reasons
@@ -125,6 +126,24 @@ def test_every_row_is_accounted_for(
     whole = run(src, dst, lists, only=None)  # in the same folder: what was left out is made
     assert whole.added == 1 and whole.left_out == {"listed twice": 1}
     assert run(src, dst, lists).left_out == {"listed twice": 1}  # and stays
+
+
+def test_another_list_does_not_mix_with_the_first(
+    content: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stored clip is known by its row, so further lists may only come behind."""
+    monkeypatch.setattr(pool, "START_METHOD", "fork")
+    src, first, second = files(tmp_path / "have", content), tmp_path / "first.csv", tmp_path / "second.csv"
+    first.write_text(f"b,0,{TUNE},test\n")
+    second.write_text(f"up,7,{TUNE},train\n")
+    sizes: dict[str, Any] = {"seconds": 1.0, "size": 48, "workers": 1, "progress": False}
+    prepare(src, tmp_path / "dst", csv=[first], **sizes)
+    for lists in ([second], [second, first]):
+        with pytest.raises(StellaError, match=r"holds clips of first\.csv; give these lists first"):
+            prepare(src, tmp_path / "dst", csv=lists, **sizes)
+    assert prepare(src, tmp_path / "dst", csv=[first, second], **sizes).clips == 2
+    shards = Shards(tmp_path / "dst")
+    assert [shards.entry(i)[1].row for i in range(2)] == [0, 1]
 
 
 def test_rows_that_are_no_clips_are_told(tmp_path: Path) -> None:
