@@ -8,6 +8,7 @@ import torch
 from helpers.small import same
 from helpers.team import compare, difference, fork, trainer
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +19,7 @@ from stella.train.checkpoint import Checkpoints
 from stella.train.distributed import World
 from stella.train.trainer import Trainer
 
+KINDS = ("method/model.norm.weight", "optimizer/state/0/exp_avg", "slow/model.norm.weight")
 ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for clips in (3, 5, 7)]
 
 
@@ -104,6 +106,9 @@ def test_a_checkpoint_of_shards_goes_on_with_any_number(others: tuple[int, ...],
     expected = weights_of(stepped(alone, 1))
     for found in fork(2, two):
         assert all(found["divided"]) and max(found["differences"]) < 1e-8, found
+    [path] = (tmp_path / "two").iterdir()
+    known = FileSystemReader(path).read_metadata().state_dict_metadata
+    assert [len(known[f"state/trainer/{kind}"].chunks) for kind in KINDS] == [2, 2, 2]  # type: ignore[union-attr]
     assert difference(going_on(tmp_path / "two"), expected) < 1e-8
     for count in others:
         found = fork(count, lambda world: difference(going_on(tmp_path / "two", world, shard=True), expected))
