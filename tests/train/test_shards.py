@@ -5,17 +5,22 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.method_toys import method
+from helpers.noise import Noise
 from helpers.small import same
-from helpers.team import compare, difference, fork, trainer
+from helpers.team import SHAPES, compare, difference, fork, trainer
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from stella.data.stream import Stream, StreamConfig
 from stella.methods import METHODS
 from stella.peers import ALONE, Peers
 from stella.train import shards
 from stella.train.checkpoint import Checkpoints
+from stella.train.config import TrainConfig
+from stella.train.device import Runtime
 from stella.train.distributed import World
 from stella.train.trainer import Trainer
 
@@ -138,3 +143,24 @@ def test_a_step_that_is_not_finite_in_one_shard_is_skipped_by_all() -> None:
         return [one.counters.skipped == 1, same(before, after), moved, divided, one_by_one]
 
     assert all(map(all, fork(2, work)))
+
+
+@pytest.mark.slow
+def test_blocks_compute_in_half_precision_and_the_rest_is_kept_in_float32() -> None:
+    """As a GPU does by default; the first loss is DDP's under autocast, the others are so but for norms' weights."""
+
+    def work(world: World) -> dict[str, Any]:
+        place, losses, seen = Runtime(torch.device("cpu"), torch.bfloat16), {}, set()
+        for shard in (False, True):
+            stream = Stream([("one", Noise(1, 18))], StreamConfig(batch_size=6, **SHAPES), "cpu", None, world)
+            one = Trainer(method("initial"), stream, TrainConfig(lr=1e-3, shard=shard), place, world)
+            if shard:
+                linear = one.method.model.blocks_u[0].mlp.fc1
+                linear.register_forward_pre_hook(lambda m, _: seen.add(m.weight.dtype))
+            losses[shard] = [one.meter.read()["loss"] for _ in range(3) if one.advance()]
+        kept = {p.dtype for p in one.method.parameters()} | {s["exp_avg"].dtype for s in one.optimizer.state.values()}
+        return {"losses": losses, "kinds": [seen == {torch.bfloat16}, kept == {torch.float32}]}
+
+    for found in fork(2, work):
+        assert all(found["kinds"]) and found["losses"]["true"][0] == found["losses"]["false"][0]
+        assert found["losses"]["true"] == pytest.approx(found["losses"]["false"], rel=1e-3)
