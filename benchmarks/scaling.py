@@ -3,7 +3,9 @@
     python -m benchmarks.scaling cpu --out results/scaling/cpu.csv      1, 2 and 4 processes on this machine, by gloo
     python -m benchmarks.scaling draws --out results/scaling/draws.csv  how long a draw from memory waits for its rows
     python -m benchmarks.scaling gpu --out results/scaling/gpu.csv      one GPU: see benchmarks/scaling_gpu.py
+    python -m benchmarks.scaling shard --preset large                   one GPU: a world of one by DDP and by FSDP
     python -m benchmarks.scaling model MS --batch 48                    efficiency at 8, 64, 512 GPUs if a step takes MS
+    python -m benchmarks.scaling model MS --preset large --shard        the same with train.shard=true
 
 The model's assumptions stand in results/scaling/README.md.
 """
@@ -23,8 +25,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from stella.bench.steps import make_trainer, settle_draws, step_times
+from stella.bench.steps import let_go, make_trainer, settle_draws, step_times
 from stella.config import resolve
 from stella.memory import Memory
 from stella.methods import METHODS
@@ -132,6 +135,26 @@ def _waits(peers: Peers, columns: Any, args: argparse.Namespace, ahead: bool) ->
     return statistics.median(waited[5:])
 
 
+def shard(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A step on its own, and in a world of one process by DDP and by FSDP, where nothing is sent; without graphs."""
+    from benchmarks.scaling_gpu import world_of_one
+
+    on_gpu, rows = torch.cuda.is_available(), []
+    size = [f"model.preset={args.preset}"] if on_gpu else ["model.preset=tiny", "memory.clips=64"]
+    world, name = world_of_one(on_gpu), torch.cuda.get_device_name() if on_gpu else "CPU"
+    for method in args.methods.split(","):
+        for kind, peers, divided in (("none", ALONE, "false"), ("DDP", world, "false"), ("FSDP", world, "true")):
+            one = trainer(method, args.batch, [*size, "train.graph=false", f"train.shard={divided}"], peers)
+            warm_up(one)
+            found = row(f"{name}, {args.preset}: {kind}", method, 1, args.batch, *measured(one, args.steps))
+            rows.append(found | {"peak_gib": round(one.runtime.peak_bytes() / 2**30, 2)})
+            del one
+            let_go()
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+    return rows
+
+
 def row(place: str, method: str, count: int, batch: int, ms: float, spread: float) -> dict[str, Any]:
     figures = {"ms": round(ms, 2), "clips_per_second": round(1e3 * batch / ms, 2), "spread": round(spread, 2)}
     found = {"place": place, "method": method, "processes": count, "batch": batch, **figures}
@@ -160,18 +183,37 @@ class Links:
     latency: float = 20e-6  # of one hop of a collective
 
 
-def bytes_of_a_step(method: str, batch: int, count: int) -> dict[str, float]:
-    """What one process sends in a step, with `batch` clips of its own and as many drawn; ViT-B, bfloat16."""
-    config = preset("base")
+def divided(model: CAV, scores: bool) -> tuple[float, float]:
+    """Bytes of weights that a process gathers in a step, and of gradients that it reduces, with FSDP in bfloat16.
+
+    A pass uses fusion blocks three times and decoder blocks twice, and the backward pass gathers them again; STELLA's
+    scores take encoders and fusion once more, its mismatched pairs fusion.
+    """
+
+    def size(*modules: nn.Module) -> int:
+        return sum(p.numel() for module in modules for p in module.parameters())
+
+    encoders, fusion, decoder = size(model.blocks_a, model.blocks_v), size(model.blocks_u), size(model.decoder_blocks)
+    rest = size(model) - encoders - fusion - decoder
+    gathered = 2 * (encoders + 3 * fusion + 2 * decoder) + (encoders + 2 * fusion if scores else 0)
+    return 2 * gathered + 4 * rest, 4 * size(model)
+
+
+def bytes_of_a_step(method: str, batch: int, count: int, name: str, shard: bool) -> dict[str, float]:
+    """What one process sends in a step, with `batch` clips of its own and as many drawn; bfloat16."""
+    config, scores = preset(name), "pairs" in METHODS[method].random
     with torch.device("meta"):
-        weights = sum(p.numel() for p in CAV(config).parameters())
-    away = (count - 1) / count
+        model = CAV(config)
+    away, weights = (count - 1) / count, sum(p.numel() for p in model.parameters())
+    own = {"gradients": 2 * away * weights * 4}  # a ring's reduce-scatter and all-gather
+    if shard:
+        gathered, reduced = divided(model, scores)
+        own = {"weights": away * gathered, "gradients": away * reduced}
     columns = METHODS[method].columns(config, METHODS[method].Config())
     stored = sum(column.bytes for column in columns.values()) if columns else 0
     rows = 2 * batch if columns else batch
-    matching = batch * config.patches_v * config.dim * 2 * away / 2 if "pairs" in METHODS[method].random else 0
-    return {
-        "gradients": 2 * away * weights * 4,  # a ring's reduce-scatter and all-gather
+    matching = batch * config.patches_v * config.dim * 2 * away / 2 if scores else 0
+    return own | {
         "embeddings": 2 * (count - 1) * rows * 2 * config.dim * 4,  # gathered, their gradient reduced and scattered
         "memory": 2 * batch * stored * away,  # drawn rows, one step ahead, and, at most, kept ones
         "pairs": matching,
@@ -182,10 +224,12 @@ def model(args: argparse.Namespace) -> None:
     links = Links()
     print(f"{'GPUs':>5} {'sent, MB':>36} {'ms':>8} {'efficiency':>10}")
     for count in (8, 64, 512):
-        sent = bytes_of_a_step(args.methods.split(",")[0], args.batch, count)
+        sent = bytes_of_a_step(args.methods.split(",")[0], args.batch, count, args.preset, args.shard)
         speed = links.inside if count <= links.machine else links.between
         seconds = {what: amount / speed + links.latency * count.bit_length() for what, amount in sent.items()}
         hidden = min(seconds["gradients"], args.ms / 1e3 / 2)  # behind the backward pass but for its first block
+        if args.shard:  # and weights behind whatever is computed meanwhile
+            hidden = min(seconds["gradients"] + seconds["weights"], args.ms / 1e3)
         total = args.ms + 1e3 * (sum(seconds.values()) - hidden)
         shown = " ".join(f"{what} {amount / 1e6:.0f}" for what, amount in sent.items())
         print(f"{count:>5} {shown:>36} {total:8.1f} {args.ms / total:10.1%}")
@@ -193,10 +237,12 @@ def model(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cpu", "draws", "gpu", "model"])
+    parser.add_argument("what", choices=["cpu", "draws", "gpu", "shard", "model"])
     parser.add_argument("ms", type=float, nargs="?", default=0.0)
     parser.add_argument("--methods", default="stella,derpp")
     parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--preset", default="base")
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -208,7 +254,7 @@ def main() -> None:
     elif args.what == "model":
         model(args)
     else:
-        write(args.out, {"cpu": cpu, "draws": draws}[args.what](args))
+        write(args.out, {"cpu": cpu, "draws": draws, "shard": shard}[args.what](args))
 
 
 if __name__ == "__main__":

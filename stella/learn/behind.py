@@ -5,11 +5,8 @@ The learner waits before it hands over the next state: never more than one is in
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
-
-from torch import Tensor
 
 
 class Behind:
@@ -34,15 +31,6 @@ class Behind:
         last, self._last = self._last, None
         if last is not None:
             last.result()
-
-
-def copied(tree: Any) -> Any:
-    """The same tree with tensors of its own, on the CPU: training goes on with the others."""
-    if isinstance(tree, Mapping):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [copied(value) for value in tree]
-    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
 
 
 def give_back() -> None:

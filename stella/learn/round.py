@@ -32,7 +32,7 @@ from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import evaluate_matching, some_of
 from stella.evaluate.retrieval import Embeddings, embed
 from stella.files import Line, write_bytes, write_json
-from stella.learn.behind import Behind, copied, give_back
+from stella.learn.behind import Behind, give_back
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
@@ -46,7 +46,7 @@ from stella.runs.environment import environment
 from stella.runs.progress import Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
-from stella.train.checkpoint import Checkpoints
+from stella.train.checkpoint import Checkpoints, copied
 from stella.train.trainer import Trainer
 
 BEFORE = "before.pt"  # embeddings by the state before the round

@@ -34,20 +34,24 @@ HASHES = "parts.json"
 
 def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Path:
     """Write a checkpoint; called by all processes, with the same state but for the memory's rows."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     assert isinstance(peers, World)
     fresh = Path(peers.tell(str(folder / f"{name}.{uuid.uuid4().hex[:8]}.tmp"))[0])
-    error = None
+    error: BaseException | None = None
+    own: dict[str, str] = {}
     try:
         tensors = named(state, peers)
         writer = FileSystemWriter(fresh, single_file_per_rank=True, sync_files=True)
         save(tensors, storage_writer=writer, process_group=peers.hosts)
         own = {file.name: _hash(file) for file in fresh.glob(f"__{peers.rank}_*")}
+    except CheckpointException as failure:  # no Exception; of any process
+        error = next(iter(failure.failures.values()))[0]
     except Exception as failure:  # of this process; the others must know
-        error, own = failure, {}
-    told = peers.tell((own, repr(error) if error else ""))
+        error = failure
+    told = peers.tell((own, str(error) or repr(error) if error else ""))
     if any(why for _, why in told):
         if peers.first:
             shutil.rmtree(fresh, ignore_errors=True)

@@ -27,7 +27,8 @@ from stella.clip import Batch
 from stella.methods import virtual
 from stella.methods.base import Losses, Method
 from stella.methods.virtual import LooksAhead, Weights
-from stella.model.cav import Pretrained
+from stella.model.avm import AVM
+from stella.model.cav import CAV, Pretrained
 from stella.model.slow import SlowWeights
 from stella.model.vit import Block, FusionBlock
 from stella.train.device import Runtime
@@ -43,10 +44,8 @@ class Sharded:
 
     def __init__(self, method: Method, slow: SlowWeights | None, place: Runtime) -> None:
         self.method, self.slow = method, slow
-        copies = [each.model for each in (*method.modules(), slow) if isinstance(each, SlowWeights)]
-        self._forms: dict[nn.Module, nn.Module] = {
-            each: _form(each) for each in (method.model, method.avm, *copies) if each is not None
-        }
+        modules = [*method.modules(), *(slow.modules() if slow else ())]
+        self._forms: dict[nn.Module, nn.Module] = {m: _form(m) for m in modules if isinstance(m, CAV | AVM)}
         if slow is not None:
             divide(slow.model, place)
         if isinstance(method, LooksAhead):  # its loss has backward passes of its own, so a pass is the root
@@ -75,6 +74,7 @@ class Sharded:
             yield
 
     def whole(self, norm: Tensor) -> Tensor:
+        """The norm over the rows of all processes."""
         return whole(norm)
 
     @torch.no_grad()

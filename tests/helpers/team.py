@@ -45,8 +45,10 @@ def fork(count: int, work: Callable[[World], Any]) -> list[Any]:
                 text = json.dumps(work(World(minutes=2)))
             except BaseException:
                 text = json.dumps({"failed": traceback.format_exc()})
-            Path(folder, str(rank)).write_text(text)
-            os._exit(0)
+            try:
+                Path(folder, str(rank)).write_text(text)
+            finally:  # whatever happens, no fork goes on with the tests
+                os._exit(0)
         for pid in pids:
             os.waitpid(pid, 0)
         found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(count)]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helpers.kill import hook
+from helpers.dying import hook
+from helpers.kill import PLACES
 from helpers.small import noise_tasks, quick, use_tasks
 from stella.files import read_lines
 from stella.runs.loop import pretrain
@@ -43,7 +44,11 @@ def run(
             continue
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": str(count)}
-        os._exit(child(folder, method, tasks, (ends or {}).get(rank), settings))
+        status = 70
+        try:
+            status = child(folder, method, tasks, (ends or {}).get(rank), settings)
+        finally:  # whatever happens, no fork goes on with the tests
+            os._exit(status)
     return [os.waitpid(pid, 0)[1] for pid in pids]
 
 
@@ -61,7 +66,7 @@ def child(folder: Path, method: str, tasks: int, end: End | None, settings: tupl
                 os.kill(os.getpid(), end.by)
 
         if end:
-            hook(patch, end.place, reached)
+            hook(patch, PLACES[end.place], reached)
             patch.setattr(Checkpoints, "begin", begin_and_wait)
         config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1", *settings)
         try:

@@ -10,11 +10,11 @@ from helpers.learning import SHARE, config_for, packed, quiet, state
 from helpers.small import same
 
 from stella.errors import StellaError
-from stella.learn.behind import Behind, copied
+from stella.learn.behind import Behind
 from stella.learn.home import Home
 from stella.learn.loop import learn
 from stella.learn.round import Learner
-from stella.train.checkpoint import Checkpoints
+from stella.train.checkpoint import Checkpoints, copied
 
 WAIT = 30.0
 

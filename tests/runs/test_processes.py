@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ranks
+from helpers.disk import small_disk
 from helpers.small import outcome, same
 from helpers.team_runs import End, content, losses, run
 from safetensors.torch import load_file
@@ -43,6 +44,19 @@ def test_an_error_of_one_process_ends_all_with_its_sentence(tmp_path: Path) -> N
     told = (tmp_path / "output").read_text()
     assert "1: StellaError('the second one cannot go on; repair it')" in told
     assert "0: Elsewhere(2)" in told and "another process" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["false", "true"])
+def test_a_full_disk_ends_all_with_a_sentence(shard: str, tmp_path: Path) -> None:
+    how = f"train.shard={shard}"
+    assert run(tmp_path / "run", 2, "er", 1, dict.fromkeys(range(2), End()), how) == [9, 9]
+    with small_disk(20_000):
+        assert run(tmp_path / "run", 2, "er", 1, None, how) == [2 << 8, 2 << 8]
+    told = (tmp_path / "output").read_text()
+    assert told.count("cannot be written") == 1 and "free some space" in told and "Elsewhere(2)" in told, told
+    assert [path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()] == [".dcp"]
+    assert run(tmp_path / "run", 2, "er", 1, None, how) == [0, 0]
 
 
 @pytest.mark.slow
