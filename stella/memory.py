@@ -178,6 +178,8 @@ class Memory:
 
     def _undo_ahead(self) -> None:
         if self._ahead:
+            for arrived in self._ahead.rows.values():
+                arrived()  # their memory is not free before
             self.generator.set_state(self._ahead.before)
             self._ahead = None
 

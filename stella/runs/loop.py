@@ -40,7 +40,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
-from stella.train.distributed import job, processes, restarts
+from stella.train.distributed import first, job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]
@@ -66,7 +66,7 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)
             if folder.end is not None:
-                return result_of(folder)
+                return replace(result_of(folder), speaks=peers.first)
         with Stop() as stop:
             try:
                 done = Run(config, folder, console or Console(), stop, peers).go()
@@ -87,7 +87,7 @@ def resume(
     folder = RunFolder(run)
     stored_config(folder)
     tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
-    if folder.end is not None:
+    if folder.end is not None and first():
         go_on = f"stella learn HOME SRC… --from {run}"
         say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)

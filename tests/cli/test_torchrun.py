@@ -28,6 +28,8 @@ def test_a_run_and_its_evaluation(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     status, said = stella("pretrain", "scenes", "method=stella", *TINY, "--run", run)
     assert status == 0 and said.count("after task1 (1 of 1)") == said.count(f"weights and metrics in {run}") == 1, said
+    status, said = stella("pretrain", "--resume", run)
+    assert status == 0 and said.count("is finished") == said.count(f"weights and metrics in {run}") == 1, said
     tables = []
     for count in (1, 2):
         status, said = stella("evaluate", run, "train.device=cpu", processes=count)
@@ -61,6 +63,7 @@ def test_bench(tmp_path: Path) -> None:
         (("pretrain", "scenes", "methd=er"), "unknown key methd"),  # before the processes know of one another
         (("pretrain", "scenes", *TINY, "method=sella"), "sella"),  # when they do
         (("evaluate", "nowhere"), "nowhere"),
+        (("methods",), "torchrun has started stella methods 2 times"),
     ],
 )
 def test_an_error_is_said_once(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
