@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from helpers.kill import hook
+from helpers.dying import hook
+from helpers.kill import PLACES
 from helpers.small import noise_tasks, quick, use_tasks
 from stella.files import read_lines
 from stella.runs.loop import pretrain
@@ -61,7 +62,7 @@ def child(folder: Path, method: str, tasks: int, end: End | None, settings: tupl
                 os.kill(os.getpid(), end.by)
 
         if end:
-            hook(patch, end.place, reached)
+            hook(patch, PLACES[end.place], reached)
             patch.setattr(Checkpoints, "begin", begin_and_wait)
         config = quick(method, "train.checkpoint_minutes=0", "train.patience_minutes=1", *settings)
         try:
