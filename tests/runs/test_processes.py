@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ranks
-from helpers.small import outcome, same
+from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from helpers.team_runs import End, content, losses, run
 from safetensors.torch import load_file
 
 from stella.errors import StellaError
 from stella.files import read_lines
+from stella.runs.loop import pretrain
 
 
 def test_a_run_changes_hands(tmp_path: Path) -> None:
@@ -69,6 +70,19 @@ def test_a_run_of_several_is_that_of_one(method: str, shard: str, tmp_path: Path
     assert run(killed, 2, method, 2, told, how) == [3 << 8, 3 << 8]
     assert run(killed, 2, method, 2, None, how) == [0, 0]
     assert same(outcome(killed), outcome(two))
+
+
+def test_a_job_of_torchrun_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another job, torchrun without a name, or no torchrun must say --resume."""
+    use_tasks(monkeypatch, noise_tasks(("one",)))
+    run, config = tmp_path / "run", quick("finetune")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert pretrain(config, run).finished and pretrain(config, run).finished
+    assert starts(run) == [(0, 1)]
+    for other in ("two", "none", None):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", other) if other else monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+        with pytest.raises(StellaError, match="already holds a run"):
+            pretrain(config, run)
 
 
 LONG = "stream.epochs=15"
