@@ -178,6 +178,8 @@ class Memory:
 
     def _undo_ahead(self) -> None:
         if self._ahead:
+            for arrived in self._ahead.rows.values():
+                arrived()  # their memory is not free before
             self.generator.set_state(self._ahead.before)
             self._ahead = None
 
@@ -251,9 +253,11 @@ class Memory:
         count = self._seen + offered.cumsum(0)  # clips seen up to and including each one
         chance = torch.rand(len(offered), generator=self.generator, dtype=torch.float64, device=self.device)
         slots = torch.where(count <= self.capacity, count - 1, (chance * count).long())
-        kept = offered & (slots < self.capacity)
-        later = ((slots[:, None] == slots) & kept).triu(1).any(1)  # a later clip of this batch takes the same slot
-        return torch.where(kept & ~later, slots, self.room)
+        slots = torch.where(offered & (slots < self.capacity), slots, self.room)
+        # Of the clips of this batch that take the same slot, the last one stays.
+        order = torch.arange(len(slots), device=self.device)
+        last = torch.zeros(self.room + 1, dtype=torch.int64, device=self.device).scatter_reduce(0, slots, order, "amax")
+        return torch.where(last[slots] == order, slots, self.room)
 
     def _check(self, values: Mapping[str, Tensor], n: int) -> None:
         for name, value in values.items():

@@ -15,6 +15,8 @@ from stella.cli import data, learn, models, scenes, search, serve, train, transf
 from stella.cli.common import say
 from stella.errors import StellaError, plain
 
+SHARED = ("pretrain", "evaluate", "bench")  # the commands that several processes do together
+
 app = typer.Typer(
     name="stella",
     help="Continual audio-video pre-training: learn from a changing stream of videos without forgetting.",
@@ -57,11 +59,19 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    if "TORCHELASTIC_RUN_ID" in os.environ and context.invoked_subcommand not in SHARED:
+        from stella.train.distributed import started
+
+        if (count := started()) > 1:
+            raise StellaError(
+                f"torchrun has started stella {context.invoked_subcommand} {count} times; "
+                f"processes share {', '.join(SHARED)} alone: leave torchrun out"
+            )
 
 
 def main() -> None:

@@ -62,10 +62,10 @@ class RunFolder:
         return read_json(self.config, f"is {self.root} the folder of a run?")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder: a second process is refused."""
+    def locked(self, wait: bool = False) -> Iterator[None]:
+        """Hold the folder: a second process is refused, or has to wait."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with lock(self.root / "lock"):
+        with lock(self.root / "lock", wait=wait):
             sweep(self.root)
             try:
                 yield

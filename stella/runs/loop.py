@@ -40,7 +40,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
-from stella.train.distributed import job, processes, restarts
+from stella.train.distributed import first, job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]
@@ -56,17 +56,17 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
     with (
         processes(config.train.patience_minutes, config.train.device) as peers,
         explain_full_disk(folder.root, again),
-        folder.locked() if peers.first else nullcontext(),
+        folder.locked(wait=_came_back(folder)) if peers.first else nullcontext(),
     ):
-        started, same_job = peers.tell((folder.started, restarts() > 0 or _job_of(folder) == (job() or "")))[0]
+        started, came_back = peers.tell((folder.started, _came_back(folder)))[0]
         if folder.end is None:
             check(config, started, peers=peers)
         if started:
-            if not resume and not same_job:
+            if not resume and not came_back:
                 raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
             check_unchanged(folder, config)
             if folder.end is not None:
-                return result_of(folder)
+                return replace(result_of(folder), speaks=peers.first)
         with Stop() as stop:
             try:
                 done = Run(config, folder, console or Console(), stop, peers).go()
@@ -87,15 +87,19 @@ def resume(
     folder = RunFolder(run)
     stored_config(folder)
     tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
-    if folder.end is not None:
+    if folder.end is not None and first():
         go_on = f"stella learn HOME SRC… --from {run}"
         say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return pretrain(build(RunConfig, tree), run, resume=True, console=console)
 
 
-def _job_of(folder: RunFolder) -> str | None:
-    """The job of torchrun that last worked on a run: one that comes back, on these or other machines, goes on."""
-    return read_json(folder.environment).get("job") if folder.environment.exists() else None
+def _came_back(folder: RunFolder) -> bool:
+    """Whether torchrun has started this run again, on the same machines or others.
+
+    A process of an earlier start may still be ending somewhere: whoever comes back waits for the folder.
+    """
+    known = read_json(folder.environment).get("job") if folder.environment.exists() else None
+    return restarts() > 0 or (known is not None and known == job())
 
 
 def check_unchanged(folder: RunFolder, config: RunConfig) -> None:

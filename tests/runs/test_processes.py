@@ -14,12 +14,13 @@ import pytest
 import torch
 from helpers import ranks
 from helpers.disk import small_disk
-from helpers.small import outcome, same
+from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from helpers.team_runs import End, content, losses, run
 from safetensors.torch import load_file
 
 from stella.errors import StellaError
 from stella.files import read_lines
+from stella.runs.loop import pretrain
 
 
 def test_a_run_changes_hands(tmp_path: Path) -> None:
@@ -85,10 +86,26 @@ def test_a_run_of_several_is_that_of_one(method: str, shard: str, tmp_path: Path
     assert same(outcome(killed), outcome(two))
 
 
-def torchrun(folder: Path, restarts: int = 3) -> "subprocess.Popen[str]":
+def test_a_job_of_torchrun_goes_on_without_being_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another job, torchrun without a name, or no torchrun must say --resume."""
+    use_tasks(monkeypatch, noise_tasks(("one",)))
+    run, config = tmp_path / "run", quick("finetune")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    assert pretrain(config, run).finished and pretrain(config, run).finished
+    assert starts(run) == [(0, 1)]
+    for other in ("two", "none", None):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", other) if other else monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+        with pytest.raises(StellaError, match="already holds a run"):
+            pretrain(config, run)
+
+
+LONG = "stream.epochs=15"
+
+
+def torchrun(folder: Path, restarts: int = 3, more: tuple[str, ...] = ("2",)) -> "subprocess.Popen[str]":
     where = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--shutdown-timeout", "3"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -164,34 +181,58 @@ def machines() -> Iterator[list[str]]:
 
 
 def agent(machines: list[str], number: int, folder: Path) -> "subprocess.Popen[str]":
-    """torchrun on a machine, with one process; the first keeps the rendezvous."""
-    where = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "c10d"]
+    """torchrun on a machine, with one process; the first keeps the rendezvous. One machine is enough."""
+    where = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     where += ["--rdzv-endpoint", "10.77.0.1:29400", "--rdzv-id", "run", "--local-addr", f"10.77.0.{number + 1}"]
-    where += ["--rdzv-conf", f"is_host={int(number == 0)}"]
+    where += ["--rdzv-conf", f"is_host={int(number == 0)},last_call_timeout=5"]
     listed = subprocess.run(["ip", "-n", machines[number], "-o", "link"], capture_output=True, text=True, check=True)
     [end] = [line.split(": ")[1].partition("@")[0] for line in listed.stdout.splitlines() if "LOOPBACK" not in line]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": end}
-    run = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "2", "resume"]
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a torchrun that comes later never finds the others
+    run = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", "3", LONG]
     command = ["ip", "netns", "exec", machines[number], *run]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def starts(folder: Path) -> list[tuple[int, int]]:
+    """Of each start of a run, its step and how many processes there were."""
+    lines = [line for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"]
+    return [(line["step"], line["processes"]) for line in lines]
+
+
+def until(process: "subprocess.Popen[str]", folder: Path, count: int) -> None:
+    """Wait for a start, and a checkpoint after it, with the torchrun of the first machine still there."""
+    for _ in range(3000):
+        lines = [line for line in read_lines(folder / "speed.jsonl") if line["kind"] in ("start", "checkpoint")]
+        if len(starts(folder)) >= count and lines[-1]["kind"] == "checkpoint":
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"no start {count} in time: {starts(folder)}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_machine_is_lost(machines: list[str], tmp_path: Path) -> None:
-    """All its processes are killed, torchrun too; the other machine ends, and the same command on both goes on."""
-    whole = tmp_path / "whole"
-    for each in [agent(machines, number, whole) for number in range(2)]:
-        ended(each)
-    folder = tmp_path / "lost"
-    first, second = (agent(machines, number, folder) for number in range(2))
-    signalled(folder, 0, 0.0, signal.SIGCONT)  # waits for the first checkpoint
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_machine_is_lost_and_comes_back(number: signal.Signals, machines: list[str], tmp_path: Path) -> None:
+    """All its processes are killed, or hang, torchrun too. The other goes on alone; when it is back, with it."""
+    folder, whole = tmp_path / "lost", tmp_path / "whole"
+    first, second = (agent(machines, side, folder) for side in range(2))
+    until(first, folder, 1)
     inside = subprocess.run(["ip", "netns", "pids", machines[1]], capture_output=True, text=True, check=True)
     for pid in inside.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
-    assert second.wait() and first.wait()
-    for each in [agent(machines, number, folder) for number in range(2)]:
-        ended(each)
-    starts = [line for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"]
-    assert [line["processes"] for line in starts] == [2, 2] and starts[1]["step"] > 0
-    assert same(outcome(folder), outcome(whole))
+        os.kill(int(pid), number)
+    until(first, folder, 2)
+    if number == signal.SIGKILL:
+        second = agent(machines, 1, folder)
+    else:
+        for pid in inside.stdout.split():
+            os.kill(int(pid), signal.SIGCONT)
+    until(first, folder, 3)
+    ended(first)
+    ended(second)
+    steps, counts = zip(*starts(folder), strict=True)
+    assert counts == (2, 1, 2) and 0 == steps[0] < steps[1] < steps[2]
+    ended(torchrun(whole, more=("3", LONG)))
+    assert same(content(folder), content(whole))
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
