@@ -4,8 +4,10 @@
     python benchmarks/room.py --check              does it give the A and F of `pretrain`? In miniature, on a CPU
 
 PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. With "shares": [0.5] the end is
-also evaluated on that share of each clip's patches, at random. Processes that share a plan claim runs by files in
-OUT.jsonl.claims; start the MPS daemon for them. Training is the package's own `Trainer`; only the
+also evaluated on that share of each clip's patches, at random; with "slow": "end" slow weights are evaluated after the
+last task alone. With --runs FOLDER every run leaves FOLDER/RECIPE/LABEL/seed-N as `pretrain` does, with weights if its
+recipe keeps them: `stella reproduce RECIPE --out FOLDER/RECIPE` finds it finished. Processes that share a plan claim
+runs by files in OUT.jsonl.claims; start the MPS daemon for them. Training is the package's own `Trainer`; only the
 stream (the same clips in the same order, from spectrograms made once) and the evaluation (several galleries from one
 embedding) are here. results/room was made with it: 12 runs of `tiny` with 1,800 steps take 80 s on an H200.
 """
@@ -26,13 +28,14 @@ import numpy as np
 import room_variants
 import torch
 import torch.nn.functional as F
+from room_record import Record
 from torch import Tensor
 
 from stella import selection
 from stella.clip import Batch
 from stella.data.scenes import TASKS, Scenes
 from stella.evaluate.forgetting import summary
-from stella.evaluate.retrieval import Embeddings, task_recall
+from stella.evaluate.retrieval import Embeddings, modality_gap, task_recall
 from stella.experiments.recipe import run_config
 from stella.files import lock
 from stella.media.fbank import fbank
@@ -89,24 +92,28 @@ class Rendered:
 class Gallery:
     """Evaluation clips; `recall` with the first `main` of each task."""
 
-    def __init__(self, clips: int, main: int, seed: int, device: str) -> None:
-        self.clips, self.main = clips, main
-        self.video, self.audio = render("eval", clips, seed, device)
+    def __init__(self, clips: Clips, main: int) -> None:
+        (self.video, self.audio), self.main = clips, main
+        self.clips = len(self.video) // len(TASKS)
 
     @torch.no_grad()
-    def recall(
+    def measure(
         self, model: Any, autocast: Any, tasks: list[int], last: bool
-    ) -> tuple[dict[str, Any], dict[int, list[float]]]:
-        """Recall by task, in the order of `tasks`; after the last task also A of galleries of other sizes."""
+    ) -> tuple[dict[str, Any], dict[int, list[float]], Embeddings]:
+        """Recall and modality gap by task, in the order of `tasks`; after the last task also A of galleries of other
+        sizes; the embeddings of the first task."""
         clips = self.clips if last else self.main
         embedded = self._embed(lambda at: self._whole(model, at), autocast, tasks, clips)
 
-        def of(start: int, stop: int) -> dict[str, Any]:
-            return task_recall([Embeddings(a[start:stop], v[start:stop], a[start:stop, 0]) for a, v in embedded])
+        def part(start: int, stop: int) -> list[Embeddings]:
+            return [Embeddings(a[start:stop], v[start:stop], a[start:stop, 0]) for a, v in embedded]
 
         sizes = [size for size in (240, 480, 960) if last and size <= clips]
-        other = {n: [mean(of(i, i + n)) for i in range(0, clips - n + 1, n)] for n in sizes}
-        return of(0, self.main), other
+        other = {n: [mean(task_recall(part(i, i + n))) for i in range(0, clips - n + 1, n)] for n in sizes}
+        main = part(0, self.main)
+        gaps = [modality_gap(each.a, each.v) for each in main]
+        found = {"clips": [self.main] * len(main), "recall": task_recall(main), "modality_gap": gaps}
+        return found, other, main[0]
 
     @torch.no_grad()
     def of_share(self, model: Any, autocast: Any, share: float) -> float:
@@ -145,10 +152,14 @@ def mean(recall: dict[str, Any]) -> float:
 class Job:
     """One run. `tick` takes a step unless enough of them wait on the device; at the end it returns the result."""
 
-    def __init__(self, run: Run, config: Any, clips: Clips, gallery: Gallery) -> None:
+    def __init__(self, run: Run, config: Any, clips: Clips, gallery: Gallery, runs: Path | None = None) -> None:
         self.run, self.config, self.gallery, self.began = run, config, gallery, time.monotonic()
         self.tasks = [list(TASKS).index(task) for task in config.data.tasks or TASKS]
         self.machine = machine(self.config.train)
+        self.record: Record | None = None
+        if runs:
+            root = runs / run["recipe"] / run["label"] / f"seed-{config.seed}"
+            self.record = Record(root, config, self.machine)
         self.on_gpu = self.machine.device.type == "cuda"
         self.own = torch.cuda.Stream() if self.on_gpu else None
         with self.here():
@@ -157,6 +168,7 @@ class Job:
             self.trainer = Trainer(self.method, self.stream, self.config.train, self.machine)  # type: ignore[arg-type]
         self.found: dict[str, list[Run]] = {"": [], "slow_": []}
         self.galleries: Run = {}
+        self.pairs: dict[str, Embeddings] = {}
 
     def here(self) -> Any:
         return torch.cuda.stream(self.own) if self.on_gpu else nullcontext()
@@ -177,14 +189,19 @@ class Job:
     def _evaluate(self, done: int) -> None:
         self.trainer.settle()
         task = len(TASKS) - 1 if self.method.joint else done
-        models = {"": self.method.eval_model} | ({"slow_": self.trainer.slow.model} if self.trainer.slow else {})
-        last, autocast = task == len(TASKS) - 1, self.machine.autocast
+        models, last = {"": self.method.eval_model}, task == len(TASKS) - 1
+        if self.trainer.slow and (last or self.run.get("slow") != "end"):
+            models["slow_"] = self.trainer.slow.model
+        autocast, line = self.machine.autocast, {}
         for name, model in models.items():
-            recall, other = self.gallery.recall(model, autocast, self.tasks, last)
-            self.found[name].append({"task": task, "recall": recall})
+            found, other, self.pairs[name] = self.gallery.measure(model, autocast, self.tasks, last)
+            self.found[name].append({"task": task, **found})
             self.galleries[f"{name}galleries"] = other
+            line |= {"slow": found} if name else found
             if last and (shares := self.run.get("shares")):
                 self.galleries[f"{name}shares"] = [self.gallery.of_share(model, autocast, each) for each in shares]
+        if self.record:
+            self.record.evaluated(task, line, self.method, self.trainer.counters.step)
 
     def _result(self) -> Run:
         counters, memory = self.trainer.counters, self.method.memory
@@ -193,29 +210,38 @@ class Job:
         for name, found in self.found.items():
             if found:
                 row |= {f"{name}{of}": value for of, value in summary(found).items() if of in "AF"}
+                row[f"{name}gaps"] = [line["modality_gap"] for line in found]
+        if self.record:
+            self.record.ended(self.method, counters, self.pairs[""])
         return row | self.galleries
 
 
 @lru_cache(maxsize=1)
 def rendered(clips: int, eval_clips: int, seed: int, device: str) -> tuple[Clips, Gallery]:
     """The clips of the last data set asked for."""
-    with lock(Path(tempfile.gettempdir()) / "render.lock", wait=True):  # rendering takes much memory of a shared GPU
-        found = render("train", clips, seed, device), Gallery(max(960, eval_clips), eval_clips, seed, device)
-        torch.cuda.empty_cache()
-    return found
+    file = Path(tempfile.gettempdir()) / f"room-{clips}-{eval_clips}-{seed}.pt"
+    with lock(file.with_suffix(".lock"), wait=True):  # the first process renders for all
+        if not file.exists():
+            made = [render("train", clips, seed, device), render("eval", max(960, eval_clips), seed, device)]
+            torch.save(made, file.with_suffix(".new"))
+            file.with_suffix(".new").rename(file)
+            del made
+            torch.cuda.empty_cache()
+    train, evaluation = torch.load(file, device, mmap=True)
+    return train, Gallery(evaluation, eval_clips)
 
 
-def job_of(run: Run) -> Job:
+def job_of(run: Run, runs: Path | None) -> Job:
     config = config_of(run)
     data, device = config.data, str(machine(config.train).device)
-    return Job(run, config, *rendered(data.clips, data.eval_clips, data.seed, device))
+    return Job(run, config, *rendered(data.clips, data.eval_clips, data.seed, device), runs)
 
 
 def config_of(run: Run) -> Any:
     return settle(run_config(run["recipe"], run["set"]))
 
 
-def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
+def work(plan: list[Run], out: Path, at_a_time: int, seconds: float, runs: Path | None = None) -> None:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
     began, waiting, jobs = time.monotonic(), list(enumerate(plan)), []
     took: dict[str, float] = {}  # seconds of the last run of each method
@@ -232,7 +258,7 @@ def work(plan: list[Run], out: Path, at_a_time: int, seconds: float) -> None:
             except FileExistsError:
                 continue
             try:
-                jobs.append(job_of(run))
+                jobs.append(job_of(run, runs))
             except Exception:
                 if not jobs and not took:  # a worker that cannot start leaves the runs to others
                     (claims / str(number)).unlink()
@@ -265,7 +291,7 @@ def check() -> None:
     for method, *order in (("derpp",), ("multitask",), ("stella_plus",), ("er", shuffled), ("multitask", shuffled)):
         values = [f"method={method}", "seed=100", "memory.bytes=7000000", *small, *order]
         run = {"label": method, "recipe": "room", "set": values}
-        job = Job(run, config_of(run), render("train", 16, 1, "cpu"), Gallery(12, 12, 1, "cpu"))
+        job = Job(run, config_of(run), render("train", 16, 1, "cpu"), Gallery(render("eval", 12, 1, "cpu"), 12))
         while not isinstance(got := job.tick(), dict):
             pass
         with tempfile.TemporaryDirectory() as folder:
@@ -281,10 +307,11 @@ if __name__ == "__main__":
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--at-a-time", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--runs", type=Path)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     room_variants.register()
     if given.check:
         check()
     else:
-        work(json.loads(given.plan.read_text()), given.out, given.at_a_time, given.seconds)
+        work(json.loads(given.plan.read_text()), given.out, given.at_a_time, given.seconds, given.runs)

@@ -51,15 +51,8 @@ def transfer_all(
     The recipe's tasks are on the data of the runs, those of `elsewhere` on data of their own. A finished test is
     skipped. The results are in `folder/downstream.csv`, with the table beside it.
     """
-    jobs: list[Job] = []
     recipe = replace(recipe, transfer=tuple(dict.fromkeys([*recipe.transfer, *(elsewhere or {})])))
-    for seed in seeds:
-        for key, config in configs.items():
-            run = folder / key / f"seed-{seed}"
-            data = {name: value for name, value in to_tree(config.data).items() if name in IDENTITY}
-            values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}"]
-            on = dict.fromkeys(recipe.transfer, data) | dict(elsewhere or {})
-            jobs += [(key, transfer_config(task, given, values), run / task) for task, given in on.items()]
+    jobs = tests(recipe, configs, seeds, folder, elsewhere)
     missing = [job for job in jobs if RunFolder(job[2]).end is None]
     say(console, f"{len(jobs) - len(missing)} of {len(jobs)} downstream tests are finished already", "dim")
     exit_code = _do(missing, console, processes)
@@ -68,6 +61,25 @@ def transfer_all(
     if not exit_code:
         show_downstream(folder.name, recipe, folder / RESULTS, console)
     return exit_code
+
+
+def tests(
+    recipe: Recipe,
+    configs: Mapping[str, RunConfig],
+    seeds: Sequence[int],
+    folder: Path,
+    elsewhere: Mapping[str, Line] | None = None,
+) -> list[Job]:
+    """Every downstream test of these runs: the run's name, the test's configuration and its folder."""
+    jobs: list[Job] = []
+    for seed in seeds:
+        for key, config in configs.items():
+            run = folder / key / f"seed-{seed}"
+            data = {name: value for name, value in to_tree(config.data).items() if name in IDENTITY}
+            values = [f"weights.source={run}", f"seed={seed}", f"train.device={config.train.device}"]
+            on = dict.fromkeys(recipe.transfer, data) | dict(elsewhere or {})
+            jobs += [(key, transfer_config(task, given, values), run / task) for task, given in on.items()]
+    return jobs
 
 
 def _do(jobs: Sequence[Job], console: Console, processes: int) -> int:

@@ -24,7 +24,7 @@ from stella.runs.environment import provenance
 from stella.runs.folder import RunFolder
 from stella.runs.progress import say
 from stella.transfer import localise
-from stella.transfer.config import WeightsConfig, transfer_config
+from stella.transfer.config import TransferConfig, WeightsConfig, transfer_config
 from stella.transfer.run import transfer
 from stella.transfer.weights import open_weights
 
@@ -90,15 +90,16 @@ def _with_matching(run: Path, after: int, config: RunConfig) -> weights.Loaded:
     loaded, _ = open_weights(WeightsConfig(str(run), after), config.seed)
     if loaded.avm is not None:
         return loaded
-    where = run / f"matching-{after}"
-    given = [
-        f"weights.source={run}",
-        f"weights.after={after}",
-        f"seed={config.seed}",
-        f"train.device={config.train.device}",
-    ]
-    transfer(transfer_config("matching", None, given), where, resume=True, console=Console(quiet=True))
+    test, where = matching_test(run, after, config)
+    transfer(test, where, resume=True, console=Console(quiet=True))
     return weights.load(RunFolder(where).weights)
+
+
+def matching_test(run: Path, after: int, config: RunConfig) -> tuple[TransferConfig, Path]:
+    """The training of a matching module on a run's weights after a task, and its folder."""
+    own = [f"weights.source={run}", f"weights.after={after}", f"seed={config.seed}"]
+    given = [*own, f"train.device={config.train.device}"]
+    return transfer_config("matching", None, given), run / f"matching-{after}"
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from stella.train.device import Runtime, runtime
 FREE = (
     *("stream.workers", "stream.prefetch", "stream.time_limit", "stream.worker_gb", "data.cache"),
     *("train.checkpoint_minutes", "train.keep_checkpoints", "train.tensorboard", "train.patience_minutes"),
-    *("train.graph", "train.compile", "train.activations", "train.shard"),
+    *("train.keep_task_weights", "train.graph", "train.compile", "train.activations", "train.shard"),
 )
 
 

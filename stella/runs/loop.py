@@ -25,6 +25,7 @@ from stella.errors import StellaError
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
+from stella.evaluate.pairs import plane
 from stella.evaluate.retrieval import Embeddings
 from stella.files import explain_full_disk, read_json, write_bytes, write_json
 from stella.model import weights
@@ -173,6 +174,7 @@ class Run(Training):
         task = len(self.tasks) - 1 if self.method.joint and due == 0 else due
         if task == len(self.tasks) - 1:
             self._keep_examples(models, embeddings)
+            write_json(self.folder.pairs, plane(self.eval_tasks[0][0], embeddings[0]))
         names = [name for name, _ in self.eval_tasks]
         line = {"kind": "evaluation", "task": task, "step": counters.step, "tasks": names, **found}
         memory = self.method.memory

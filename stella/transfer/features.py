@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once: columns in half precision, in memory or memory-mapped.
+"""Features of a frozen backbone, computed once: columns in half precision, on the GPU, in memory or memory-mapped.
 
 A head then trains at the speed of memory. Of `views` augmented versions of each clip every epoch takes another one.
 """
@@ -17,8 +17,10 @@ from stella.data.chunk import Chunk
 from stella.data.skipped import Skipped
 from stella.data.stream import Held, Stream, StreamConfig
 from stella.files import read_json, write_json
+from stella.train.device import free_bytes
 
 IN_MEMORY = 4 << 30  # bytes of columns kept in memory; larger ones are memory-mapped
+ON_DEVICE = 0.25  # share of a GPU's free memory that columns may take; more are kept in memory
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,19 @@ def tabulate(
 ) -> Table:
     """The columns of all batches, computed without gradient; `most` is the largest number of rows.
 
-    Columns of more than `IN_MEMORY` bytes, or all with `keep`, are memory-mapped files in `folder`, to be found again.
+    They stay on a GPU if they fit there. Columns of more than `IN_MEMORY` bytes elsewhere, or all with `keep`, are
+    memory-mapped files in `folder`, to be found again.
     """
     if folder is not None and (folder / "table.json").exists():
         return _reopened(folder, device, views)
-    limit = -1 if keep else IN_MEMORY
+    here = device if device.type == "cuda" and not keep else torch.device("cpu")
     writers: dict[str, Tensor] = {}
     filled = 0
     with torch.no_grad():
         for batch in batches:
             made = {name: _narrow(column) for name, column in columns_of(batch).items()}
             if not writers:
-                writers = _allocated(made, most, folder, limit)
+                writers = _allocated(made, most, folder, here, keep)
             for name, column in made.items():
                 writers[name][filled : filled + len(batch)] = column
             filled += len(batch)
@@ -121,14 +124,18 @@ def tabulate(
 
 
 def _narrow(column: Tensor) -> Tensor:
-    return column.to("cpu", torch.float16 if column.is_floating_point() else column.dtype)
+    return column.half() if column.is_floating_point() else column
 
 
-def _allocated(first: Mapping[str, Tensor], most: int, folder: Path | None, limit: int) -> dict[str, Tensor]:
+def _allocated(
+    first: Mapping[str, Tensor], most: int, folder: Path | None, here: torch.device, keep: bool
+) -> dict[str, Tensor]:
     shapes = {name: (most, *column.shape[1:]) for name, column in first.items()}
     total = sum(prod(shapes[name]) * column.element_size() for name, column in first.items())
-    if folder is None or total <= limit:
-        return {name: torch.empty(shapes[name], dtype=column.dtype) for name, column in first.items()}
+    fits = here.type == "cuda" and total <= ON_DEVICE * free_bytes(here)
+    if fits or folder is None or (total <= IN_MEMORY and not keep):
+        place = here if fits else "cpu"
+        return {name: torch.empty(shapes[name], dtype=column.dtype, device=place) for name, column in first.items()}
     folder.mkdir(parents=True, exist_ok=True)
     return {name: _mapped(folder / f"{name}.bin", shapes[name], column.dtype) for name, column in first.items()}
 

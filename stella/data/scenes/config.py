@@ -89,7 +89,7 @@ class ScenesConfig(SourceConfig):
         return [(name, _cached(name, split, clips, self.label, self.seed, place)) for name in names]
 
 
-@lru_cache(maxsize=2 * len(TASKS))
+@lru_cache(maxsize=3 * len(TASKS))
 def _cached(task: str, split: str, clips: int, size: str, seed: int, device: str) -> Cached:
     """Runs in one process share rendered clips, whatever the order of their tasks."""
     return Cached(Scenes(task, split, clips, size=size, seed=seed), device)
