@@ -6,7 +6,7 @@
 PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. With "shares": [0.5] the end is
 also evaluated on that share of each clip's patches, at random; with "slow": "end" slow weights are evaluated after the
 last task alone. With --runs FOLDER every run leaves FOLDER/RECIPE/LABEL/seed-N as `pretrain` does, with weights if its
-recipe keeps them: `stella reproduce RECIPE --out FOLDER/RECIPE` finds it finished. Processes that share a plan claim
+recipe keeps them: `stella reproduce RECIPE --out FOLDER` finds it finished. Processes that share a plan claim
 runs by files in OUT.jsonl.claims; start the MPS daemon for them. Training is the package's own `Trainer`; only the
 stream (the same clips in the same order, from spectrograms made once) and the evaluation (several galleries from one
 embedding) are here. results/room was made with it: 12 runs of `tiny` with 1,800 steps take 80 s on an H200.

@@ -4,7 +4,8 @@
 
 RUNS/downstream is the folder of `room.py --runs` for the recipe `downstream`. A process claims one test at a time, of a
 run that is finished, and stays with one task as long as it can, since it renders the clips of a task once.
-`stella reproduce downstream --out RUNS/downstream` then finds the tests finished, `fading` its matching modules.
+`stella reproduce downstream --out RUNS` then finds the tests finished; RUNS/fading, a link to RUNS/downstream, has the
+matching modules that `stella reproduce fading --out RUNS` needs.
 RUNS/references has the same tests of weights that no method has trained.
 """
 
