@@ -75,10 +75,7 @@ def _measured(run: Path, config: RunConfig, tasks: Tasks) -> Measured:
     ciou: list[list[float]] = []
     maps: list[list[Tensor]] = []
     for after in range(1, len(tasks) + 1):
-        loaded = _with_matching(run, after, config)
-        model, avm = loaded.model.to(place.device), loaded.avm
-        assert avm is not None
-        avm = avm.to(place.device)
+        model, avm = _with_matching(run, after, config).to(place.device)
         ciou.append([_score(model, avm, source, stream, place.device) for _, source in tasks])
         shown = [next(evaluation_batches(part(source, [0]), stream, place.device)) for _, source in tasks[:SHOWN]]
         maps.append([localise.sound_maps(model, avm, batch)[0].cpu() for batch in shown])

@@ -59,9 +59,11 @@ def row(name: str, run: RunFolder) -> dict[str, Any]:
 
 
 def _gap(evaluations: Sequence[Line]) -> dict[str, Any]:
-    """The modality gap at the end, the mean over tasks, and its decline."""
+    """The modality gap, the mean over tasks, after each task and at the end, and its decline."""
     gaps = [line["modality_gap"] for line in evaluations if line["task"] >= 0 and line.get("modality_gap")]
-    return {"gap": sum(gaps[-1]) / len(gaps[-1]) if gaps else None, "gap_decline": gap_decline(gaps)}
+    means = [sum(gap) / len(gap) for gap in gaps]
+    after = " ".join(f"{mean:.4f}" for mean in means)
+    return {"gap": means[-1] if gaps else None, "gap_decline": gap_decline(gaps), "gaps": after}
 
 
 def _matching(evaluations: Sequence[Line]) -> dict[str, Any]:

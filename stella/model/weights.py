@@ -56,6 +56,10 @@ class Loaded:
     notes: list[str]  # decisions of the import
     inputs: Inputs | None = None  # how its inputs are made, if the file says so
 
+    def to(self, device: torch.device | str) -> tuple[CAV, AVM | None]:
+        """The model and its matching module on a device."""
+        return self.model.to(device), None if self.avm is None else self.avm.to(device)
+
 
 @dataclass(frozen=True)
 class WeightFile:

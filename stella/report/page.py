@@ -16,9 +16,10 @@ from stella.evaluate.forgetting import Accuracy
 from stella.evaluate.retrieval import KS
 from stella.files import Line, read_json, write_text
 from stella.methods import METHODS
-from stella.report import plots
+from stella.report import gap, plots
+from stella.report.colours import colours
 from stella.report.downstream import story
-from stella.report.svg import SERIES, heat_png
+from stella.report.svg import heat_png
 from stella.report.tables import DIRECTIONS, named_ceilings, results_table
 from stella.runs.folder import RunFolder
 from stella.runs.record import (
@@ -101,6 +102,7 @@ def _tried(records: Sequence[RunRecord], downstream: Downstream | None = None) -
 def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -> str:
     groups, cues = group(records), ceilings(records)
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
+    own = colours([g.method for g in groups])
     matrices = [[_accuracy(version) for version in g.versions] for g in groups]
     top = max((float(acc.max()) for several in matrices for acc in several if acc.size), default=0.0) or 1.0
     return TEMPLATES.get_template("templates/page.html.j2").render(
@@ -110,13 +112,13 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
         notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished + _notes(records),
         results=_results(groups, cues) if any(g.finished for g in groups) else None,
         matrices=[
-            _matrix(version, acc, top) | {"colour": i % len(SERIES), "slow": version is not g}
+            _matrix(version, acc, top) | {"colour": own[i], "slow": version is not g}
             for i, g in enumerate(groups)
             for version, acc in zip(g.versions, matrices[i], strict=True)
             if acc.size
         ],
         downstream=downstream,
-        methods=[_method(g, i) for i, g in enumerate(groups)],
+        methods=[_method(g, colour) for g, colour in zip(groups, own, strict=True)],
     )
 
 
@@ -166,12 +168,13 @@ def _facts(records: Sequence[RunRecord], groups: Sequence[Group]) -> list[str]:
 
 def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[str, Any]:
     versions = [(i, slow, one) for i, g in enumerate(groups) for slow, one in enumerate(g.versions)]
+    own = colours([g.method for g in groups])
     main = [[one.spread(*keys) for keys in MAIN] for *_, one in versions]
     best = _best(main) if unlike([run for g in groups for run in g.runs]) is None else set()
     rows = [
         {
             "label": one.label,
-            "colour": i % len(SERIES),
+            "colour": own[i],
             "slow": bool(slow),
             "runs": one.progress,
             "main": [{"text": str(s), "best": (row, column) in best} for column, s in enumerate(main[row])],
@@ -187,7 +190,8 @@ def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[
         "slow": len(versions) > len(groups),
         "comparison": plots.comparison(groups, cues),
         "course": plots.course(groups),
-        "gaps": plots.gaps(groups) if len(groups) > 1 else None,
+        "gaps": gap.gaps(groups) if len(groups) > 1 else None,
+        "pairs": gap.pairs(groups),
     }
 
 
@@ -203,17 +207,17 @@ def _best(table: Sequence[Sequence[Spread]]) -> set[tuple[int, int]]:
     return best
 
 
-def _method(g: Group, i: int) -> dict[str, Any]:
+def _method(g: Group, colour: int) -> dict[str, Any]:
     about = METHODS[g.method].summary if g.method in METHODS else ""
     examples = _examples(g)
     return {
         "label": g.label,
-        "colour": i % len(SERIES),
+        "colour": colour,
         "about": f"{about[0].upper()}{about[1:]}." if about else "",
         "examples": examples,
         "heat": any(query["heat"] for query in examples),
         "held": _held(g),
-        "figures": {draw.__name__: draw(g) for draw in plots.PANELS},
+        "figures": {draw.__name__: draw(g) for draw in (*plots.PANELS, gap.gap)},
         "runs": _runs(g),
         "skipped": _skipped(g),
         "settings": _settings(g),

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import NDArray
 
+from stella.report.colours import colours
 from stella.report.svg import FAINT, GRID, INK, MARKERS, PAPER, RAMP, SERIES, STYLES, new_figure, styled, to_svg
 from stella.report.tables import CEILINGS
 from stella.runs.record import Group, RunRecord, mean_recall
@@ -24,11 +25,12 @@ def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) ->
     """A and F of each method: a dot for each run, and their mean with its deviation. Slow weights are hollow."""
     versions = [(i, slow, one) for i, group in enumerate(groups) for slow, one in enumerate(group.versions)]
     shown = [(i, slow, one) for i, slow, one in versions if one.spread("A").values]
+    own = colours([group.method for group in groups])
     figure, (left, right) = new_figure(7.6, 0.9 + 0.36 * max(len(shown), 2), columns=2, width_ratios=[1.9, 1])
     for axis in (left, right):
         axis.set(yticks=range(len(shown)))
     for row, (i, slow, one) in enumerate(shown):
-        colour = SERIES[i % len(SERIES)]
+        colour = SERIES[own[i]]
         look = {"color": colour, "mfc": PAPER if slow else colour, "capsize": 3, "lw": 1.6}
         for axis, name in ((left, "A"), (right, "F")):
             spread = one.spread(name)
@@ -69,15 +71,16 @@ def course(groups: Sequence[Group]) -> Markup:
     """After each task, the mean accuracy on the tasks seen so far. Slow weights are thin and dashed."""
     figure, (axis,) = new_figure(7.6, 3.0)
     names: list[str] = []
+    own = colours([group.method for group in groups])
     for row, group in enumerate(groups):
         for slow, one in enumerate(group.versions):
             curves = [_seen_so_far(run) for run in one.runs]
             longest = max(map(len, curves))
-            width = {"color": SERIES[row % len(SERIES)], "lw": 1.0 if slow else 1.7, "label": one.label}
+            width = {"color": SERIES[own[row]], "lw": 1.0 if slow else 1.7, "label": one.label}
             if longest > 1:
                 names = max(names, one.tasks[:longest], key=len)
                 look = {**width, "ls": DASHED if slow else "-", "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
-                _band(axis, np.arange(longest), [c for c in curves if len(c)], mfc=PAPER if slow else None, **look)
+                band(axis, np.arange(longest), [c for c in curves if len(c)], mfc=PAPER if slow else None, **look)
             elif one.finished:  # trained on all tasks at once: a single figure, at the end
                 axis.axhline(np.mean([_seen_so_far(run)[-1] for run in one.finished]), ls=DOTTED, **width)
                 names = max(names, one.tasks, key=len)
@@ -89,33 +92,8 @@ def course(groups: Sequence[Group]) -> Markup:
     labels = [one.label for group in groups for one in group.versions]
     columns = max(1, min(6, LINE // (max(map(len, labels)) + 8)))
     figure.set_figheight(2.8 + 0.2 * -(-len(labels) // columns) + (0.5 if slanted else 0))
-    _legend(axis, columns)
+    legend(axis, columns)
     return to_svg(figure, "Mean accuracy on the tasks seen so far, after each task")
-
-
-@styled
-def gaps(groups: Sequence[Group]) -> Markup | None:
-    """The modality gap after each task, the mean over all tasks: a line for each method. Slow weights are dashed."""
-    figure, (axis,) = new_figure(7.6, 3.0)
-    names: list[str] = []
-    for row, group in enumerate(groups):
-        for slow, one in enumerate(group.versions):
-            lines = [[line["modality_gap"] for line in run.evaluations if line.get("modality_gap")] for run in one.runs]
-            curves = [np.array([np.mean(gap) for gap in run]) for run in lines if len(run) > 2]  # not Multitask
-            if curves:
-                longest = max(map(len, curves))
-                names = max(names, ["start", *(f"after {name}" for name in one.tasks)][:longest], key=len)
-                look = {"color": SERIES[row % len(SERIES)], "marker": MARKERS[row % len(MARKERS)], "ms": 4.5}
-                look |= {"lw": 1.0 if slow else 1.7, "ls": DASHED if slow else "-", "mfc": PAPER if slow else None}
-                _band(axis, np.arange(longest), curves, label=one.label, **look)
-    if not names:
-        return None
-    axis.set_xticks(range(len(names)), names)
-    axis.set(ylabel="distance of the centroids")
-    axis.set_ylim(bottom=0)
-    axis.grid(axis="y")
-    _legend(axis, columns=6)
-    return to_svg(figure, "Modality gap after each task")
 
 
 @styled
@@ -138,58 +116,58 @@ def losses(group: Group) -> Markup | None:
                 "ls": STYLES[(i - 1) % len(STYLES)],
                 "label": PARTS.get(name, name),
             }
-        _band(axis, width * np.array(bins), values, lw=1.7, **look)
+        band(axis, width * np.array(bins), values, lw=1.7, **look)
     for line in max(group.runs, key=lambda run: len(run.evaluations)).evaluations:
         if line["task"] >= 0:
             axis.axvline(line["step"], color=GRID, lw=1, zorder=0)
     axis.set(xlabel="step", ylabel="loss", ylim=(0, None))
     axis.grid(axis="y")
-    _legend(axis, columns=3)
+    legend(axis, columns=3)
     return to_svg(figure, f"Loss curves of {group.label}")
 
 
 @styled
 def memory(group: Group) -> Markup | None:
     """Clips of each task in the memory after each task, mean over runs."""
-    found = _after_tasks(group, "memory_by_task")
+    found = after_tasks(group, "memory_by_task")
     if not found:
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
-    held = _per_task(found).T  # [tasks, evaluations]
+    held = per_task(found).T  # [tasks, evaluations]
     axis.stackplot(range(len(found)), held, colors=_ramp(len(held)), edgecolor=PAPER, linewidth=0.7)
     top = held[:, -1].cumsum()
     for name, low, high in zip(group.tasks, [0, *top[:-1]], top, strict=True):
         if high - low > 0.035 * top[-1]:  # else its name would overlap the next
             place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
             axis.annotate(name, (len(found) - 1, (low + high) / 2), **place)
-    _task_axis(axis, found, "clips in memory", xlim=(0, max(1, len(found) - 1)), ylim=(0, max(1, top[-1] * 1.02)))
+    task_axis(axis, found, "clips in memory", xlim=(0, max(1, len(found) - 1)), ylim=(0, max(1, top[-1] * 1.02)))
     return to_svg(figure, f"Clips in the memory of {group.label}, by task")
 
 
 @styled
 def importance(group: Group) -> Markup | None:
     """Median importance on the sounding object over that elsewhere: a line for each task and their median."""
-    found = _after_tasks(group, "importance_ratio")
-    if not found or (ratio := _per_task(found)).mask.all():
+    found = after_tasks(group, "importance_ratio")
+    if not found or (ratio := per_task(found)).mask.all():
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
     middle = [np.median(row.compressed()) if row.count() else np.nan for row in ratio]
-    _task_lines(axis, ratio, middle, "median of tasks")
+    task_lines(axis, ratio, middle, "median of tasks")
     axis.axhline(1, color=FAINT, lw=0.9, ls=DOTTED, label="no difference")
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axis.yaxis.set_minor_formatter(NullFormatter())
-    _task_axis(axis, found, "on the object / elsewhere")
+    task_axis(axis, found, "on the object / elsewhere")
     axis.grid(axis="y")
-    _legend(axis)
+    legend(axis)
     return to_svg(figure, f"Importance of the sounding object over the rest, {group.label}")
 
 
 @styled
 def matching(group: Group) -> Markup | None:
     """Accuracy of the matching module after each task."""
-    found = _after_tasks(group, "avm_accuracy")
+    found = after_tasks(group, "avm_accuracy")
     if not found:
         return None
     figure, (axis,) = new_figure(4.1, 2.5)
@@ -199,27 +177,9 @@ def matching(group: Group) -> Markup | None:
     axis.errorbar(range(len(found)), means, yerr=deviations, **look)
     axis.axhline(50, color=FAINT, lw=0.9, ls=DOTTED)
     axis.text(len(found) - 1, 50, "chance ", color=FAINT, fontsize=7, ha="right", va="bottom")
-    _task_axis(axis, found, "correct, %", ylim=(min(40, *means), 100))
+    task_axis(axis, found, "correct, %", ylim=(min(40, *means), 100))
     axis.grid(axis="y")
     return to_svg(figure, f"Accuracy of the matching module, {group.label}")
-
-
-@styled
-def gap(group: Group) -> Markup | None:
-    """Modality gap after each task: a line for each task and their mean; the mean of slow weights is dashed."""
-    found = _after_tasks(group, "modality_gap")
-    if not found:
-        return None
-    figure, (axis,) = new_figure(4.1, 2.5)
-    gaps = _per_task(found)
-    _task_lines(axis, gaps, gaps.mean(axis=1), "mean of tasks")
-    for slow in group.versions[1:]:
-        means = _per_task(_after_tasks(slow, "modality_gap")).mean(axis=1)
-        axis.plot(range(len(means)), means, color=INK, lw=1.0, ls=DASHED, label="slow weights")
-    _task_axis(axis, found, "distance", ylim=(0, None))
-    axis.grid(axis="y")
-    _legend(axis)
-    return to_svg(figure, f"Modality gap, {group.label}")
 
 
 def _seen_so_far(run: RunRecord) -> Floats:
@@ -237,7 +197,7 @@ def _losses(run: RunRecord, width: int) -> dict[str, dict[int, float]]:
     return {name: {bin: float(np.mean(values)) for bin, values in bins.items()} for name, bins in found.items()}
 
 
-def _after_tasks(group: Group, key: str) -> dict[str, list[Any]]:
+def after_tasks(group: Group, key: str) -> dict[str, list[Any]]:
     """What the runs measured in each evaluation, in order: `start`, then `1`, `2`, … for the task just learnt."""
     by_task: dict[int, list[Any]] = {}
     for run in group.runs:
@@ -247,17 +207,17 @@ def _after_tasks(group: Group, key: str) -> dict[str, list[Any]]:
     return {str(task + 1) if task >= 0 else "start": by_task[task] for task in sorted(by_task)}
 
 
-def _per_task(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Any:
+def per_task(found: Mapping[str, Sequence[Sequence[float | None]]]) -> Any:
     """Means over runs [evaluations, tasks], masked where there is no value."""
     rows = [np.ma.masked_invalid(np.array(at, dtype=np.float64)).mean(axis=0) for at in found.values()]
     return np.ma.stack(rows)
 
 
-def _task_axis(axis: Any, found: Mapping[str, Any], ylabel: str, **limits: Any) -> None:
+def task_axis(axis: Any, found: Mapping[str, Any], ylabel: str, **limits: Any) -> None:
     axis.set(xticks=range(len(found)), xticklabels=found, xlabel="after task", ylabel=ylabel, **limits)
 
 
-def _task_lines(axis: Any, values: Any, middle: Any, label: str) -> None:
+def task_lines(axis: Any, values: Any, middle: Any, label: str) -> None:
     """A thin line for each task of [evaluations, tasks], and a bold one for `middle`."""
     x = np.arange(len(values))
     for i, colour in enumerate(_ramp(values.shape[1])):
@@ -265,7 +225,7 @@ def _task_lines(axis: Any, values: Any, middle: Any, label: str) -> None:
     axis.plot(x, middle, color=INK, lw=2, marker="o", ms=4, label=label)
 
 
-def _band(axis: Any, x: NDArray[Any], curves: Sequence[Floats], **look: Any) -> None:
+def band(axis: Any, x: NDArray[Any], curves: Sequence[Floats], **look: Any) -> None:
     """The mean of curves and a band of one deviation; a short curve counts up to its end."""
     padded = np.full((len(curves), len(x)), np.nan)
     for row, curve in zip(padded, curves, strict=True):
@@ -282,10 +242,10 @@ def _ramp(count: int) -> list[str]:
     return [RAMP[round(100 * i / max(1, count - 1))] for i in range(count)]
 
 
-def _legend(axis: Any, columns: int = 2) -> None:
+def legend(axis: Any, columns: int = 2) -> None:
     """Above the axes, so that it covers no curve."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, ncols=columns, handlelength=2.4, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
 
-PANELS: list[Callable[[Group], Markup | None]] = [losses, memory, importance, matching, gap]
+PANELS: list[Callable[[Group], Markup | None]] = [losses, memory, importance, matching]

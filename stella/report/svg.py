@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 # Placeholders: matplotlib needs real colours, and `to_svg` replaces these with CSS variables.
 INK, FAINT, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
-SERIES = [f"#05{i:02x}05" for i in range(8)]
+SERIES = [f"#05{i:02x}05" for i in range(16)]  # `colours.py` says whose
 RAMP = [f"#06{i:02x}06" for i in range(101)]  # from the first task's colour to the last task's, in percent
 VARIABLES = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--line)", PAPER: "var(--card)"}
 VARIABLES |= {colour: f"var(--c{i})" for i, colour in enumerate(SERIES)}

@@ -263,7 +263,7 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
     write_json(folder.config, to_tree(config))
     write_json(folder.environment, environment(place))
     folder.cut(0)
-    model, avm = loaded.model.to(place.device), loaded.avm
+    model, avm = loaded.to(place.device)
     say(console, f"localise with {'the matching module' if avm else 'cosines, as the model has no matching module'}")
     stream, source = replace(config.stream, batch_size=config.evaluate.batch), localise.read(parts.test)
     skipped = Skipped(folder.skipped)
