@@ -17,6 +17,7 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
+from stella.experiments.figures import draw
 from stella.experiments.initial import (
     INITIAL,
     downstream_data,
@@ -139,3 +140,6 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     write_text(page, markdown(name, sheets))
     say(console, f"{results}  and  {page}")
+    picture = results.with_suffix(".png")
+    if recipe.plot and draw(recipe, next(iter(recipe.orders)), found, picture):
+        say(console, str(picture))

@@ -53,8 +53,9 @@ def learning_sheet(
     theirs = {name: row for name, row in printed.items() if row}
     columns = [f"paper ({recipe.dataset}) {of}: a→v, v→a" for of in ("A ↑", "F ↓")] if table.paper else []
     slow = any(line.get("slow_A") for lines in ours.values() for line in lines)
-    figures = ["A", "F", *(["slow_A", "slow_F"] if slow else [])]
-    rooms = {figure: each for figure in figures[::2] if (each := room(ours, figure))}
+    slow_f = any(line.get("slow_F") for lines in ours.values() for line in lines)
+    figures = ["A", "F", *(["slow_A"] if slow else []), *(["slow_F"] if slow_f else [])]
+    rooms = {figure: each for figure in ("A", "slow_A") if figure in figures and (each := room(ours, figure))}
     rows = []
     for name, variant in recipe.variants.items():
         spreads = {figure: spread(ours[name], figure) for figure in figures}
@@ -69,7 +70,8 @@ def learning_sheet(
     sequence = f": {' → '.join(tasks)}" if tasks else ""
     scale = (SCALE if ceilings else OWN).format(dataset=recipe.dataset, clips=CLIPS[recipe.dataset])
     both = [(spread(ours[name], "A").mean, row.mean("A")) for name, row in theirs.items() if ours[name]]
-    head = ["", "runs", "ours A ↑", "ours F ↓", *(["slow weights A ↑", "F ↓"] if slow else [])]
+    of_slow = ["slow weights A ↑"] * slow + ["F ↓"] * slow_f
+    head = ["", "runs", "ours A ↑", "ours F ↓", *of_slow]
     return Sheet(
         f"{recipe.title}. Tasks in {order} order{sequence}",
         recipe.about(overrides),
@@ -84,7 +86,7 @@ def learning_sheet(
             *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]]),
             *_sources(list(theirs.values()), scale),
             *_order(both),
-            *(note for figure in figures[::2] for note in _ranks(recipe, ours, figure)),
+            *(note for figure in figures if figure in WEIGHTS for note in _ranks(recipe, ours, figure)),
         ],
     )
 

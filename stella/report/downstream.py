@@ -1,5 +1,6 @@
 """Downstream runs on the page and in the terminal: what finished models are good for, beside what needs no look."""
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ WITHOUT = {
     "constant": "one mask for all",
 }
 KEYS = ("task", "model", "after", "slow", "backbone", "probe")  # runs that differ in nothing else are seeds
-MOST_BYTES = 1_000_000  # of a picture on the page
+MOST_BYTES = 2_000_000  # of a picture on the page
 
 
 def read_downstream(runs: Sequence[RunFolder]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -51,7 +52,8 @@ def by_task(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """For each task a line for each model and head, the best first: its figure over seeds, beside what needs none."""
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for each in rows:
-        found.setdefault(tuple(each[key] for key in KEYS), []).append(each)
+        own = each | {"model": _experiment(each["model"])}
+        found.setdefault(tuple(own[key] for key in KEYS), []).append(each)
     lines: dict[str, list[dict[str, Any]]] = {}
     for (task, model, after, slow, backbone, probe), same in found.items():
         known = same[0]["ceilings"]
@@ -70,6 +72,11 @@ def by_task(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
             }
         )
     return {task: sorted(of_task, key=lambda line: -line["value"].mean) for task, of_task in lines.items()}
+
+
+def _experiment(model: str) -> str:
+    """A run without its seed: `NAME/seed-1` and `NAME/seed-2` are one experiment."""
+    return str(Path(model).parent) if re.fullmatch(r"seed-\d+", Path(model).name) else model
 
 
 def story(tasks: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -11,7 +11,7 @@ from stella.evaluate.forgetting import gap_decline
 from stella.files import read_json
 from stella.report.colours import colours
 from stella.report.plots import DASHED, after_tasks, band, legend, per_task, task_axis, task_lines
-from stella.report.svg import FAINT, GRID, INK, MARKERS, PAPER, SERIES, new_figure, styled, to_svg
+from stella.report.svg import FAINT, INK, MARKERS, PAPER, SERIES, new_figure, styled, to_svg
 from stella.runs.folder import RunFolder
 from stella.runs.record import Group
 
@@ -49,23 +49,23 @@ def gaps(groups: Sequence[Group]) -> Markup | None:
                 found.append(Series(one.label, SERIES[colour], marker, curves, known, bool(slow)))
     if not found:
         return None
-    figure = new_gap_figure(found, names, PAPER)
+    figure = new_gap_figure(found, names, FAINT, PAPER)
     return to_svg(figure, "Modality gap after each task, and its decline")
 
 
-def new_gap_figure(found: Sequence[Series], names: Sequence[str], paper: str) -> Any:
+def new_gap_figure(found: Sequence[Series], names: Sequence[str], line: str, paper: str) -> Any:
     """Lines of the gap on the left, its decline on the right."""
-    rows = -(-len(found) // 5)
-    figure, (left, right) = new_figure(8.6, 2.9 + 0.2 * rows, columns=2, width_ratios=[2.1, 1])
+    rows = -(-len(found) // 6)
+    figure, (left, right) = new_figure(8.6, 2.9 + 0.2 * rows, columns=2, width_ratios=[1.9, 1])
     for each in found:
         look = {"color": each.colour, "marker": each.marker, "ms": 4.5, "label": each.label}
         look |= {"lw": 1.0 if each.slow else 1.7, "ls": DASHED if each.slow else "-"}
         curves = [np.array(curve) for curve in each.curves]
         band(left, np.arange(max(map(len, curves))), curves, mfc=paper if each.slow else None, **look)
-    left.set_xticks(range(len(names)), [f"after {name}" for name in names])
-    left.set(ylabel="distance of the centroids", ylim=(0, None))
+    left.set_xticks(range(len(names)), names)
+    left.set(xlabel="after", ylabel="distance of the centroids")
     left.grid(axis="y")
-    legend(left, columns=5)
+    figure.legend(loc="outside upper left", frameon=False, ncols=6, handlelength=2.2, columnspacing=1.2)
     declines = [each for each in found if each.declines]
     for row, each in enumerate(declines):
         mean, deviation = np.mean(each.declines), np.std(each.declines, ddof=1) if len(each.declines) > 1 else None
@@ -74,7 +74,7 @@ def new_gap_figure(found: Sequence[Series], names: Sequence[str], paper: str) ->
         right.errorbar(mean, row, xerr=deviation, fmt=each.marker, ms=5, color=each.colour, mfc=face, capsize=3)
     right.set_yticks(range(len(declines)), [each.label for each in declines])
     right.set(xlabel="decline of earlier tasks' gap", ylim=(len(declines) - 0.5, -0.5))
-    right.axvline(0, lw=0.8, ls=(0, (2, 2)), color=declines[0].colour if paper != PAPER and declines else FAINT)
+    right.axvline(0, lw=0.8, ls=(0, (2, 2)), color=line)
     right.grid(axis="x")
     return figure
 
@@ -87,7 +87,7 @@ def pairs(groups: Sequence[Group]) -> Markup | None:
         file = next((f for run in group.finished if (f := RunFolder(run.path).pairs).is_file()), None)
         if file is not None:
             found.append((group.label, SERIES[colour], read_json(file)))
-    return to_svg(new_pairs_figure(found, GRID, PAPER), "Pairs in two dimensions") if found else None
+    return to_svg(new_pairs_figure(found, FAINT, PAPER), "Pairs in two dimensions") if found else None
 
 
 def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str, paper: str) -> Any:
@@ -101,11 +101,11 @@ def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str
         axis.set_visible(False)
     for axis, (label, colour, plane) in zip(axes, found, strict=False):
         points = np.array(plane["pairs"])
-        axis.plot(points[:, [0, 2]].T, points[:, [1, 3]].T, color=line, lw=0.7, zorder=1)
+        axis.plot(points[:, [0, 2]].T, points[:, [1, 3]].T, color=line, lw=0.5, zorder=1)
         axis.plot(points[:, 0], points[:, 1], "o", ms=3.4, mfc=paper, color=colour, mew=0.9, label="audio")
         axis.plot(points[:, 2], points[:, 3], "o", ms=3.4, color=colour, mew=0.9, label="video")
         axis.set_title(f"{label} ({plane['share']:.0%} of the variance)", fontsize=7.5, loc="left")
-        axis.set_aspect("equal", adjustable="datalim")
+        axis.set_aspect("equal", adjustable="box")
         axis.tick_params(labelsize=6.5)
     legend(axes[0]) if len(found) == 1 else axes[0].legend(frameon=False, fontsize=6.5, handletextpad=0.1)
     return figure

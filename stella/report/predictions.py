@@ -37,7 +37,7 @@ def predictions_sheet(run: Path, out: Path) -> Path:
 
 def _draw_clips(clips: list[Clip], said: dict[str, Tensor], parts: Parts, config: TransferConfig, out: Path) -> Path:
     lines = BEST + 1 if "scores" in said else 1
-    figure, axes = _axes(len(clips), len(clips[0].video), f"{config.task}: {config.weights.source}", lines)
+    figure, axes = _axes(len(clips), len(clips[0].video), f"{config.task}: {_short(config.weights.source)}", lines)
     shown = None
     for number, (clip, row) in enumerate(zip(clips, axes, strict=True)):
         video = center_crop(clip.video[None], config.stream.size)[0]
@@ -55,7 +55,8 @@ def _draw_clips(clips: list[Clip], said: dict[str, Tensor], parts: Parts, config
                 mask = (clip.labels.mask[i] * 255).to(video.dtype).expand(1, 1, 3, -1, -1)
                 outline = center_crop(mask, config.stream.size)[0, 0, 0].float().numpy()
                 axis.contour(outline, levels=[127], colors="white", linewidths=1.2)
-        title = row[0].set_title(_title(clip, said, number, parts), fontsize=7.5, loc="left")
+        place: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "fontsize": 7.5, "va": "bottom"}
+        title = row[0].annotate(_title(clip, said, number, parts), (0, 1), xycoords="axes fraction", **place)
         title.set_in_layout(False)  # it may be wider than its frame
         _spectrogram(row[-1], clip)
     if shown is not None:
@@ -63,6 +64,10 @@ def _draw_clips(clips: list[Clip], said: dict[str, Tensor], parts: Parts, config
         bar.ax.set_yticklabels(["0", "1"] if config.task == "segment" else ["least", "most"], fontsize=7)
     save(figure, out)
     return out
+
+
+def _short(source: str) -> str:
+    return "/".join(Path(source).parts[-3:])
 
 
 def _title(clip: Clip, said: dict[str, Tensor], number: int, parts: Parts) -> str:
