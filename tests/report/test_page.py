@@ -160,9 +160,10 @@ def test_places_in_words(rank: int, said: str) -> None:
 
 def test_downstream_runs_are_on_the_page_and_in_the_terminal(runs: list[Path], tmp_path: Path) -> None:
     for seed, value in ((0, 40.0), (1, 44.0)):
-        write_downstream(tmp_path / "d" / f"classify-{seed}", "classify", f"{tmp_path}/stella_plus/seed-0", value, seed)
+        model = f"{tmp_path}/stella_plus/seed-{seed}"  # runs of one experiment are one line
+        write_downstream(tmp_path / "d" / f"classify-{seed}", "classify", model, value, seed)
     write_downstream(tmp_path / "d" / "random", "classify", "random:tiny", 5.0)
-    (tmp_path / "d" / "random" / "predictions.png").write_bytes(b"never shown")
+    (tmp_path / "d" / "random" / "predictions.png").write_bytes(b"another")
     write_downstream(tmp_path / "d" / "half", "segment", "base-tiny", None)
     hurt = write_downstream(tmp_path / "d" / "hurt", "segment", "base-tiny", 1.0)
     (hurt / "metrics.jsonl").write_text('{"kind": "end"}\n')
@@ -172,10 +173,10 @@ def test_downstream_runs_are_on_the_page_and_in_the_terminal(runs: list[Path], t
         done = CliRunner().invoke(app, ["report", *map(str, paths), "--out", str(out)])
         assert done.exit_code == 0, (done.output, done.exception)
         text, page = words(out.read_text()), out.read_text()
-        assert "Downstream, classify: stella_plus/seed-0 reaches 42.0% (chance 4.2)." in text
-        assert "stella_plus/seed-0 head, frozen backbone 2 42.0 ± 2.8 60" in text
+        assert f"Downstream, classify: {tmp_path.name}/stella_plus reaches 42.0% (chance 4.2)." in text
+        assert f"{tmp_path.name}/stella_plus head, frozen backbone 2 42.0 ± 2.8 60" in text
         assert text.index("42.0 ± 2.8") < text.index("random:tiny") and ("Training loss" in text) == method
-        assert page.count("data:image/png;base64,cGljdHVyZQ==") == 1 and "bmV2ZXIgc2hvd24" not in page
+        assert page.count("data:image/png;base64,cGljdHVyZQ==") == 1 == page.count("base64,YW5vdGhlcg==")
         assert "42.0 ± 2.8" in done.output and "left out:" in done.output and "not finished" in done.output
         assert "hurt is damaged: its records do not fit together" in " ".join(done.output.split())
 
