@@ -106,7 +106,7 @@ def tabulate(
     """
     if folder is not None and (folder / "table.json").exists():
         return _reopened(folder, device, views)
-    here = device if device.type == "cuda" and not keep else torch.device("cpu")
+    here = torch.device("cpu") if keep else device
     writers: dict[str, Tensor] = {}
     filled = 0
     with torch.no_grad():
@@ -132,7 +132,7 @@ def _allocated(
 ) -> dict[str, Tensor]:
     shapes = {name: (most, *column.shape[1:]) for name, column in first.items()}
     total = sum(prod(shapes[name]) * column.element_size() for name, column in first.items())
-    fits = here.type == "cuda" and total <= ON_DEVICE * free_bytes(here)
+    fits = here.type != "cpu" and total <= ON_DEVICE * free_bytes(here)
     if fits or folder is None or (total <= IN_MEMORY and not keep):
         place = here if fits else "cpu"
         return {name: torch.empty(shapes[name], dtype=column.dtype, device=place) for name, column in first.items()}

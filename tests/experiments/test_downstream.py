@@ -67,7 +67,7 @@ def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_downstream_rows_are_whole() -> None:
-    methods = set(load("downstream").variants)
+    methods = load("downstream").variants.keys() - {"er-dct", "chorus"}  # ours
     for task, table in paper_figures().items():
         rows = {name: value for name, value in table.items() if name != "label"}
         assert rows.keys() == methods - ({"multitask"} if task == "retrieval" else set())

@@ -1,4 +1,4 @@
-"""Figures of Table 1 in prose are those of its CSV."""
+"""Figures in prose are those of the CSV beside them."""
 
 import csv
 from collections import defaultdict
@@ -62,3 +62,59 @@ def test_the_readme_has_the_same_figures() -> None:
         assert rows[label] == expected, label
     for label, name in CODED.items():
         assert rows[label] == ["", "", *(written(found[f"original/{name}"], figure) for figure in "AF")], label
+
+
+def table(page: str, first: str) -> dict[str, list[str]]:
+    """The rows of the table whose heading begins so, by their first cell."""
+    lines = (ROOT / "results" / page).read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(first)) + 2
+    rows: dict[str, list[str]] = {}
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows[cells(line)[0]] = cells(line)[1:]
+    return rows
+
+
+def read(file: str) -> dict[str, Rows]:
+    found: dict[str, Rows] = defaultdict(list)
+    with (ROOT / "results" / file).open(encoding="utf-8") as lines:
+        for line in csv.DictReader(lines):
+            found[line["name"].split("/")[1]].append(line)
+    return found
+
+
+def test_ablations_are_written_as_they_are() -> None:
+    shown = table("ablations/README.md", "| | A | F | paper")
+    for name, rows in read("ablations/sampling.csv").items():
+        assert shown[load("sampling").variants[name].label][:2] == [written(rows, "A"), written(rows, "F")], name
+    sizes = table("ablations/README.md", "| A (F) |")
+    for name, rows in read("ablations/memory_size.csv").items():
+        label, size = load("memory_size").variants[name].label.split(", ")
+        cell = sizes[label][["18 MB", "36 MB", "72 MB"].index(size)].replace("*", "")
+        assert cell == f"{spread(rows, 'A').mean:.1f} ({spread(rows, 'F').mean:.1f})", name
+
+
+def test_the_gap_is_written_as_it_is() -> None:
+    shown, variants = table("modality_gap/README.md", "| | A | F | gap"), load("modality_gap").variants
+    found = read("modality_gap/results.csv")
+    assert set(shown) == {variants[name].label for name in found} == {each.label for each in variants.values()}
+    for name, rows in found.items():
+        figures = [spread(rows, figure) for figure in ("gap", "gap_decline")]
+        expected = [f"{each.mean:.3f} ± {each.deviation:.3f}" for each in figures]
+        expected = [f"{spread(rows, figure).mean:.1f}" for figure in "AF"] + expected
+        assert [cell.strip("*") for cell in shown[variants[name].label]] == expected, name
+
+
+def test_downstream_results_are_written_as_they_are() -> None:
+    shown, variants = table("downstream/README.md", "| | A of"), load("downstream").variants
+    tests, before = read("downstream/downstream.csv"), read("downstream/pretraining.csv")
+    assert tests.keys() == before.keys() == variants.keys() - {"mir", "gmed"}
+    for name, rows in tests.items():
+        row = shown[variants[name].label]
+        assert row[0].strip("*") == f"{spread(before[name], 'A').mean:.1f}", name
+        for task, cell in zip(("classify", "segment", "events", "retrieval", "localise"), row[1:], strict=True):
+            of_task = [line for line in rows if line["task"] == task]
+            ours = str(spread(of_task, "value"))
+            assert cell.partition(" (")[0].strip("*") == ours, (name, task)
+            assert len(of_task) == (1 if "one seed" in cell else 3)

@@ -1,0 +1,40 @@
+"""Figures of reproductions, drawn from their results."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stella.experiments import figures
+from stella.experiments.recipe import load
+from stella.report.colours import LIGHT, OF_METHOD
+
+
+def found(name: str, **rows: list[dict[str, str]]) -> dict[str, Any]:
+    return {key: rows.get(key.split("/")[1].replace("-", "_"), []) for key in load(name).keys}
+
+
+def test_accuracy_and_forgetting_over_sizes_of_memory(tmp_path: Path) -> None:
+    recipe = load("memory_size")
+    rows = {"er-18": [{"A": "4", "F": "12"}, {"A": "5", "F": "12"}], "er-72": [{"A": "9", "F": "8"}]}
+    figure = figures._sizes(recipe, rows)
+    left, right = figure.axes
+    line = left.containers[0].lines[0]
+    assert line.get_xdata().tolist() == [18, 72] and line.get_ydata() == pytest.approx([4.5, 9])
+    assert right.containers[0].lines[0].get_ydata() == pytest.approx([12, 8])
+    assert line.get_color() == LIGHT[OF_METHOD["er"]] and left.get_xlabel() == "rehearsal memory, MB"
+    assert left.get_legend().get_texts()[0].get_text() == "ER"
+    assert figures.draw(recipe, "original", found("memory_size", er_18=rows["er-18"]), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 5_000
+    assert not figures.draw(recipe, "original", found("memory_size"), tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_the_gap_has_a_line_for_each_variant_that_was_measured_after_each_task(tmp_path: Path) -> None:
+    recipe = load("modality_gap")
+    line = {"gaps": "0.5 0.4 0.3", "gap_decline": "0.1"}
+    rows = {"lpis": [line, line], "stella": [line], "er": [{"gaps": "", "gap_decline": ""}]}
+    left, _ = figures._gap(recipe, rows).axes
+    assert [each.get_label() for each in left.lines] == ["LPIS only", "STELLA"]
+    assert left.lines[1].get_color() == LIGHT[OF_METHOD["stella"]] != left.lines[0].get_color()
+    assert not figures.draw(recipe, "original", found("modality_gap", er=rows["er"]), tmp_path / "a.png")

@@ -1,0 +1,45 @@
+"""Colours of methods, and figures of the modality gap."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import stella.report
+from stella.methods import METHODS
+from stella.report import gap
+from stella.report.colours import LIGHT, OF_METHOD, colours
+from stella.report.svg import SERIES
+
+
+def test_every_method_has_a_colour_of_its_own_whoever_is_beside_it() -> None:
+    assert OF_METHOD.keys() == METHODS.keys() and len(set(OF_METHOD.values())) == len(METHODS) <= len(SERIES)
+    for shown in (["stella"], ["er", "stella"], ["stella", "chorus", "finetune", "er"], list(METHODS)):
+        assert colours(shown) == [OF_METHOD[name] for name in shown]
+
+
+def test_a_second_run_of_a_method_takes_a_colour_that_is_free() -> None:
+    found = colours(["stella", "stella", "mine.py:Mine", "er"])
+    assert found[0] == OF_METHOD["stella"] and found[3] == OF_METHOD["er"] and len(set(found)) == 4
+    assert all(0 <= number < len(SERIES) for number in colours(["stella"] * 40))
+
+
+def test_files_have_the_colours_of_the_page() -> None:
+    css = Path(stella.report.__file__).with_name("page.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"--c(\d+): (#\w+)", part)) for part in css.split("@media (prefers-color-scheme: dark)")
+    )
+    assert [light[str(number)] for number in range(len(SERIES))] == list(LIGHT)
+    assert dark.keys() == light.keys() and len(set(dark.values())) == len(dark) == len(set(LIGHT))
+
+
+def test_lines_and_declines_are_drawn_of_every_series() -> None:
+    series = [
+        gap.Series("ER", "red", "o", [[0.5, 0.4], [0.5, 0.3]], [0.1, 0.2]),
+        gap.Series("ER, slow weights", "red", "o", [[0.5, 0.45]], [0.05], slow=True),
+    ]
+    left, right = gap.new_gap_figure(series, ["task1", "task2"], "grey", "white").axes
+    assert [line.get_label() for line in left.lines] == ["ER", "ER, slow weights"]
+    assert left.lines[0].get_ydata() == pytest.approx([0.5, 0.35])
+    assert [text.get_text() for text in right.get_yticklabels()] == ["ER", "ER, slow weights"]
+    assert any(line.get_xdata() == pytest.approx([0.15]) for line in right.lines if len(line.get_xdata()) == 1)

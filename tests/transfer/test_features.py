@@ -1,0 +1,62 @@
+"""Where features are kept, and that a matching module follows its model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stella.clip import Batch
+from stella.model.avm import AVM
+from stella.model.cav import CAV, preset
+from stella.model.weights import Loaded
+from stella.transfer import features
+from stella.transfer.features import tabulate
+
+META = torch.device("meta")  # a device that is not the CPU, on every machine
+
+
+def batches() -> list[Batch]:
+    nothing = torch.empty(4, 0)
+    return [Batch(nothing, nothing, torch.arange(4 * i, 4 * i + 4)) for i in range(3)]
+
+
+def columns(batch: Batch) -> dict[str, torch.Tensor]:
+    ids = batch.ids[:, None].expand(-1, 8)
+    return {"z": ids.float() / 3, "target": batch.ids, "known": ids > 5}
+
+
+@pytest.mark.parametrize(("free", "place"), [(10_000, "meta"), (1_000, "cpu")])
+def test_features_stay_on_the_device_if_a_quarter_of_its_free_memory_holds_them(
+    free: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 rows of 16 + 8 + 8 bytes are 384: more than a quarter of 1,000."""
+    monkeypatch.setattr(features, "free_bytes", lambda device: free)
+    found = tabulate(columns, batches(), 12, META)
+    assert {column.device.type for column in found.columns.values()} == {place} and len(found) == 12
+
+
+def test_shared_features_are_files_whatever_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "free_bytes", lambda device: 10**9)
+    found = tabulate(columns, batches(), 12, META, folder=tmp_path / "f", keep=True)
+    assert found.columns["z"].device.type == "cpu" and (tmp_path / "f" / "z.bin").stat().st_size == 12 * 8 * 2
+
+
+def test_rows_are_what_was_computed() -> None:
+    found = tabulate(columns, batches(), 15, torch.device("cpu"))  # 3 clips could not be used
+    some = found.rows(torch.tensor([7, 0]))
+    assert (
+        len(found) == 12 and some["target"].tolist() == [7, 0] and some["known"].tolist() == [[True] * 8, [False] * 8]
+    )
+    assert some["z"].dtype == torch.float32 and torch.equal(
+        some["z"], torch.tensor([7 / 3, 0])[:, None].half().float().expand(2, 8)
+    )
+
+
+def test_a_matching_module_goes_where_its_model_goes() -> None:
+    """`localise` left it on the CPU."""
+    config = preset("tiny", image_size=32, spec_frames=64)
+    model, avm = Loaded(CAV(config), AVM(config.dim, config.heads), {}, []).to(META)
+    places: set[Any] = {p.device.type for part in (model, avm) if part is not None for p in part.parameters()}
+    assert places == {"meta"} and avm is not None
+    assert Loaded(CAV(config), None, {}, []).to("cpu")[1] is None
