@@ -54,9 +54,9 @@ def evaluate_weights(
             say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
         stream = replace(config.stream, batch_size=config.evaluate.batch)
         place, skipped = machine.device, Skipped()
-        placed = loaded.to(place)
+        placed, avm = loaded.to(place)
         how = place, config.seed, machine.autocast, skipped, None, peers
-        found = evaluate_tasks(*placed, tasks, stream, *how)
+        found = evaluate_tasks(placed, avm, tasks, stream, *how)
         if not peers.first:
             raise Elsewhere(0)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
