@@ -41,7 +41,10 @@ class Measured:
 def fading(
     recipe: Recipe, configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console
 ) -> None:
-    """Measure every run after each of its tasks into `folder/fading.csv`, and draw clips as `folder/fading-N.png`."""
+    """Measure every run after each of its tasks into `folder/fading.csv`, and draw clips as `folder/fading-N.png`.
+
+    One of each run is its `fading.png`, for its page.
+    """
     rows: list[dict[str, Any]] = []
     drawn: dict[str, list[list[Tensor]]] = {}
     tasks: Tasks = []
@@ -55,18 +58,25 @@ def fading(
             for after, values in enumerate(found.ciou):
                 scores = {f"{name}_ciou": value for (name, _), value in zip(tasks, values, strict=True)}
                 rows.append({"name": key, "seed": seed, "after": tasks[after][0], **scores, **facts})
+            label = recipe.variants[key.split("/")[-1]].label
+            _draw(tasks, 0, {label: found.maps}, RunFolder(run).fading)
             if seed == seeds[0]:
-                drawn[recipe.variants[key.split("/")[-1]].label] = found.maps
+                drawn[label] = found.maps
     write_text(folder / "fading.csv", to_csv(rows))
-    for number, (name, source) in enumerate(tasks[:SHOWN]):
-        clip = source[0]
-        frame = int(sounds(clip.labels, len(clip.video)).int().argmax())
-        moments = range(number, len(tasks))
-        maps = {label: [each[t][number][frame] for t in moments] for label, each in drawn.items()}
+    for number, (name, _) in enumerate(tasks[:SHOWN]):
         path = folder / f"fading-{number + 1}.png"
-        attention_sheet(clip, frame, maps, [f"after {tasks[t][0]}" for t in moments], path)
+        _draw(tasks, number, drawn, path)
         say(console, f"{path}  a clip of {name}")
     say(console, str(folder / "fading.csv"))
+
+
+def _draw(tasks: Tasks, number: int, found: Mapping[str, list[list[Tensor]]], path: Path) -> None:
+    """The first clip of a task after that task and after each later one, a row for each of `found`."""
+    clip = tasks[number][1][0]
+    frame = int(sounds(clip.labels, len(clip.video)).int().argmax())
+    moments = range(number, len(tasks))
+    maps = {label: [each[t][number][frame] for t in moments] for label, each in found.items()}
+    attention_sheet(clip, frame, maps, [f"after {tasks[t][0]}" for t in moments], path)
 
 
 def _measured(run: Path, config: RunConfig, tasks: Tasks) -> Measured:

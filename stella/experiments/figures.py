@@ -6,9 +6,12 @@ from typing import Any
 
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
+from stella.files import read_json
+from stella.runs.folder import RunFolder
 
 GAP = "gap"
-WHITE, GREY = "white", "#cccccc"
+WHITE, GREY = "white", "#bbbbbb"
+STYLE: Any = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "grid.color": GREY}
 
 
 def draw(recipe: Recipe, order: str, found: Mapping[str, Rows], path: Path) -> bool:
@@ -16,13 +19,28 @@ def draw(recipe: Recipe, order: str, found: Mapping[str, Rows], path: Path) -> b
     import matplotlib
 
     rows = {name: found[f"{order}/{name}"] for name in recipe.variants if found[f"{order}/{name}"]}
-    with matplotlib.rc_context(
-        {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "grid.color": GREY}
-    ):
+    with matplotlib.rc_context(STYLE):
         figure = _gap(recipe, rows) if recipe.plot == GAP else _sizes(recipe, rows)
         if figure is not None:
             figure.savefig(path, dpi=130)
     return figure is not None
+
+
+def draw_pairs(recipe: Recipe, order: str, folder: Path, seed: int, path: Path) -> bool:
+    """Write pairs in two dimensions, of every variant whose run with this seed has them; False if none has."""
+    import matplotlib
+
+    from stella.report.gap import new_pairs_figure
+
+    files = {name: RunFolder(folder / order / name / f"seed-{seed}").pairs for name in recipe.variants}
+    names = [name for name, file in files.items() if file.is_file()]
+    if not names:
+        return False
+    looks = zip(names, _looks(names), strict=True)
+    found = [(recipe.variants[name].label, colour, read_json(files[name])) for name, (colour, _) in looks]
+    with matplotlib.rc_context(STYLE):
+        new_pairs_figure(found, GREY, WHITE).savefig(path, dpi=130)
+    return True
 
 
 def _looks(names: list[str]) -> list[tuple[str, str]]:

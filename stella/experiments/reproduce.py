@@ -17,7 +17,7 @@ from stella.bench.measure import bench
 from stella.errors import StellaError
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
-from stella.experiments.figures import draw
+from stella.experiments.figures import GAP, draw, draw_pairs
 from stella.experiments.initial import (
     INITIAL,
     downstream_data,
@@ -83,6 +83,9 @@ def reproduce(
             configs = runs(name, [*recipe.speed.gpu, *overrides], only, orders)
         exit_code = _measure(configs, recipe.keys, recipe.speed.steps, folder, console, processes)
     show(name, folder / "results.csv", console, overrides)
+    order = next(iter(recipe.orders))
+    if recipe.plot == GAP and draw_pairs(recipe, order, folder, seeds[0], folder / "pairs.png"):
+        say(console, str(folder / "pairs.png"))
     return exit_code
 
 

@@ -3,6 +3,7 @@
 This module computes what the page shows; `templates/` and `page.css` decide how it looks.
 """
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,7 @@ def _method(g: Group, colour: int) -> dict[str, Any]:
         "about": f"{about[0].upper()}{about[1:]}." if about else "",
         "examples": examples,
         "heat": any(query["heat"] for query in examples),
+        "fading": _fading(g),
         "held": _held(g),
         "figures": {draw.__name__: draw(g) for draw in (*plots.PANELS, gap.gap)},
         "runs": _runs(g),
@@ -258,6 +260,14 @@ def _examples(g: Group) -> list[dict[str, Any]]:
                 for query in read_json(file)["queries"]
             ]
     return []
+
+
+def _fading(g: Group) -> str | None:
+    """Where a run finds a sound after each task, as `stella reproduce fading` drew it; the first that has it."""
+    for run in g.runs:
+        if (file := RunFolder(run.path).fading).is_file():
+            return b64encode(file.read_bytes()).decode()
+    return None
 
 
 def _found(rank: int, of: int) -> str:

@@ -40,6 +40,7 @@ class RunFolder:
         self.clips = self.root / "clips.csv"  # of runs on files
         self.examples = self.root / "examples.json"  # pictures for the page
         self.pairs = self.root / "pairs.json"  # audio and video embeddings of one task in two dimensions
+        self.fading = self.root / "fading.png"  # where a sound is found after each task, of `stella reproduce fading`
         self.notes = self.root / "notes.json"  # of the import of weights, of what is odd about the data, of speed
         self.checkpoints = self.root / "checkpoints"
         self.weights = self.root / "model.safetensors"

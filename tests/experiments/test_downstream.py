@@ -113,6 +113,7 @@ def test_fading_attention_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(rows) == 12 and all(0 < float(row["task1_ciou"]) < 100 for row in rows)
     assert (tmp_path / "fading" / "fading-1.png").exists() and (tmp_path / "fading" / "fading-2.png").exists()
     assert (tmp_path / "fading/original/derpp/seed-0/matching-3/model.safetensors").exists()
+    assert (tmp_path / "fading/original/stella/seed-0/fading.png").exists()
     assert not (tmp_path / "fading/original/stella/seed-0/matching-3").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from stella.experiments import figures
 from stella.experiments.recipe import load
+from stella.files import write_json
 from stella.report.colours import LIGHT, OF_METHOD
 
 
@@ -38,3 +39,12 @@ def test_the_gap_has_a_line_for_each_variant_that_was_measured_after_each_task(t
     assert [each.get_label() for each in left.lines] == ["LPIS only", "STELLA"]
     assert left.lines[1].get_color() == LIGHT[OF_METHOD["stella"]] != left.lines[0].get_color()
     assert not figures.draw(recipe, "original", found("modality_gap", er=rows["er"]), tmp_path / "a.png")
+
+
+def test_pairs_of_those_runs_that_have_them(tmp_path: Path) -> None:
+    recipe, run = load("modality_gap"), tmp_path / "original" / "er" / "seed-1"
+    assert not figures.draw_pairs(recipe, "original", tmp_path, 1, tmp_path / "a.png")
+    run.mkdir(parents=True)
+    write_json(run / "pairs.json", {"task": "task1", "share": 0.5, "pairs": [[0.0, 0.0, 1.0, 1.0]]})
+    assert not figures.draw_pairs(recipe, "original", tmp_path, 0, tmp_path / "a.png")
+    assert figures.draw_pairs(recipe, "original", tmp_path, 1, tmp_path / "a.png") and (tmp_path / "a.png").exists()

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.run_files import write_run
 
 import stella.report
+from stella.files import write_json
 from stella.methods import METHODS
 from stella.report import gap
 from stella.report.colours import LIGHT, OF_METHOD, colours
+from stella.report.page import write_page
 from stella.report.svg import SERIES
 
 
@@ -43,3 +46,15 @@ def test_lines_and_declines_are_drawn_of_every_series() -> None:
     assert left.lines[0].get_ydata() == pytest.approx([0.5, 0.35])
     assert [text.get_text() for text in right.get_yticklabels()] == ["ER", "ER, slow weights"]
     assert any(line.get_xdata() == pytest.approx([0.15]) for line in right.lines if len(line.get_xdata()) == 1)
+
+
+def test_pairs_and_fading_attention_are_on_the_page_of_runs_that_have_them(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, name) for name in ("er", "stella")]
+    page = write_page(runs, tmp_path / "page.html").read_text()
+    assert "Pairs in two dimensions" not in page and "attention stay" not in page
+    write_json(
+        runs[1] / "pairs.json", {"task": "task1", "share": 0.3, "pairs": [[0.0, 0.1, 1.0, 0.2], [0.5, 0.1, 1.5, 0]]}
+    )
+    (runs[1] / "fading.png").write_bytes(b"picture")
+    page = write_page(runs, tmp_path / "page.html").read_text()
+    assert "STELLA (30% of the variance)" in page and "ER (" not in page and page.count("base64,cGljdHVyZQ==") == 1
