@@ -96,6 +96,7 @@ def head(name: str, size: str, clips: int, epochs: int, place: Runtime) -> dict[
     """The rates of one head; the first batches, which warm up, are not timed."""
     let_go()
     if place.device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(place.device)
     task, _, given = name.partition(" ")
     values = ["stream.augment=false", *given.split()]
