@@ -319,6 +319,7 @@ def test_what_no_result_depends_on_may_change_also_in_a_recipe(
         "train.compile": "off",
         "train.activations": "all",
         "train.shard": "true",
+        "train.keep_task_weights": "true",
     }
     assert {*changes, "stream.prefetch"} == set(FREE)
     overrides = ["train.lr=1e-3", *(f"{key}={value}" for key, value in changes.items())]
