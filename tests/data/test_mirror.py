@@ -120,6 +120,7 @@ def test_prepare_from_s3_to_s3_leaves_the_bytes_of_a_disk(tmp_path: Path, s3: S3
     assert "4 training clips of 7 listed" in config.remarks()[0]
 
 
+@pytest.mark.slow
 def test_killed_on_its_way_to_s3_it_ends_with_the_same_shards(shards: Path, tmp_path: Path, s3: S3) -> None:
     place, src = f"s3://{bucket(tmp_path)}/killed", shards.parent / "videos"
     child = multiprocessing.get_context("fork").Process(target=prepare, args=(src, place), kwargs=SMALL)

@@ -2,8 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -12,14 +10,11 @@ import torch._inductor.config as inductor
 import torch._inductor.scheduler
 import torch.nn.functional as F
 from helpers.method_toys import TOY, batch
-from helpers.noise import Noise
-from helpers.small import quick
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import CheckpointPolicy
 
 from stella import losses, selection
-from stella.data.stream import Stream
 from stella.fast import parts
 from stella.fast.activations import Activations, keeping, policy
 from stella.fast.parts import PARTS, applied, linear_gelu, missing
@@ -28,10 +23,6 @@ from stella.model.avm import AVM, draw_pairs, score
 from stella.model.cav import CAV, split_by_noise
 from stella.model.vit import Block, transform
 from stella.rng import generator
-from stella.runs.build import build_method
-from stella.runs.config import settle
-from stella.train.device import runtime
-from stella.train.trainer import Trainer
 
 DIM, HEADS = 24, 3
 plain_loss = AVM.loss
@@ -273,22 +264,3 @@ def test_plain_code_can_keep_less_too() -> None:
     assert less < 0.6 * more
     for ours, theirs in zip(lean, plain, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_short_batches_are_compiled_for_a_few_sizes_only(
-    counter: CompileCounterWithBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A learner's rounds end with batches of ever new sizes."""
-    monkeypatch.setattr("stella.train.trainer.MOST_SHORT", 1)
-    lengths = (4 + 1, 4 + 2, 4 + 1)  # of tasks, in batches of four
-    config = settle(quick("finetune"))
-    stream = replace(config.stream, batch_size=4, epochs=1)
-    tasks = [(str(n), Noise(n, clips)) for n, clips in enumerate(lengths)]
-    place = replace(runtime("cpu"), compile=True)
-    one = Trainer(build_method(config, place.device), Stream(tasks, stream), config.train, place)
-    frames = [0]
-    while one.advance():
-        frames.append(counter.frame_count)
-    grown = [after > before for before, after in pairwise(frames)]
-    assert one._short == {(1,)}
-    assert grown == [True, True, False, False, False, False]  # batches of 4, 1, 4, 2, 4, 1
