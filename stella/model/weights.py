@@ -292,14 +292,15 @@ def _fill(file: WeightFile, model: CAV, avm: AVM | None) -> list[str]:
         raise WeightsError(
             f"{file.path} is not a {file.format} file as it should be ({error}); export it again"
         ) from error
-    notes = [f"{file.path.name} is {file.format}", *found.notes]
+    theirs = file.format != OURS
+    notes = [*([f"{file.path.name} is {file.format}"] if theirs else []), *found.notes]
     _check(file, "the backbone", found.backbone, model, found.initial)
     if avm is not None and found.avm:
         _check(file, "the matching module", found.avm, avm)
         avm.load_state_dict(found.avm)
     elif avm is not None:
         notes.append("it has no matching module: ours keeps its initial values")
-    elif found.avm:
+    elif found.avm and theirs:  # of our own files a method takes what it needs
         notes.append("its matching module is not used")
     model.load_state_dict(found.backbone, strict=False)
     return notes
