@@ -189,6 +189,7 @@ def compare(out: Path, processes: int, *values: str) -> list[str]:
     return ["compare", "scenes", *MINIATURE, *values, *chosen]
 
 
+@pytest.mark.slow
 def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an error in one of them is the comparison's."""
     one, two = tmp_path / "one", tmp_path / "two"

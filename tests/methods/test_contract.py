@@ -73,6 +73,7 @@ def test_the_documentation_tells_of_them_as_they_are() -> None:
     assert len(EXAMPLE.splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_a_new_method_needs_no_change_of_other_tests() -> None:
     """All others that go through the registry, run with the example in it: recipes, curves, runs, commands, pages."""
     here = Path(__file__).parent
