@@ -14,29 +14,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
-import torch
 from rich.console import Console
-from torch import Tensor
 
 from stella.clip import Clip, Source
 from stella.config import to_tree
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
 from stella.embed.model import fingerprint
-from stella.embed.translate import Measured
 from stella.errors import StellaError
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.retrieval import Embeddings, embed
+from stella.evaluate.retrieval import embed
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind, give_back
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, measures
+from stella.learn.past import Past
+from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
 from stella.model import weights
 from stella.model.layouts import under
 from stella.rng import generator
@@ -50,36 +48,10 @@ from stella.train.checkpoint import Checkpoints, copied
 from stella.train.trainer import Trainer
 
 BEFORE = "before.pt"  # embeddings by the state before the round
-Vectors = dict[str, tuple[Tensor, Tensor]]  # of sounds and pictures of the held-out clips, by key
 
 
 class KeptApartError(StellaError):
     """A round made old knowledge fall by more than the guard allows: it is kept apart until someone decides."""
-
-
-class Past:
-    """The clips of an earlier round: their number, for the ids of later ones. They are never read."""
-
-    def __init__(self, clips: int) -> None:
-        self.clips = clips
-
-    def __len__(self) -> int:
-        return self.clips
-
-    def __getitem__(self, index: int) -> Clip:
-        self._refuse()
-
-    def tensors(self, indices: Sequence[int], device: Any = "cpu", windows: Any = None) -> tuple[Tensor, Tensor]:
-        self._refuse()
-
-    def lengths(self, indices: Sequence[int]) -> Tensor:
-        self._refuse()
-
-    def expect(self, indices: Sequence[int], device: Any = "cpu", windows: Any = None) -> None:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise AssertionError("the clips of an earlier round are not read")
 
 
 class Learner:
@@ -234,9 +206,9 @@ class Learner:
         if not path.exists():
             last = self.home.round(self.home.current).embeddings
             if self._last is None and self.home.current and last.exists():
-                self._known = _read(last)
-            _write(path, self._embed(trainer, held, self._known), "")
-        return _read(path)
+                self._known = read_vectors(last)
+            write_vectors(path, self._embed(trainer, held, self._known), "")
+        return read_vectors(path)
 
     def _embed(self, trainer: Trainer, held: HeldOut, known: Vectors) -> Vectors:
         """Embeddings of the held-out clips, of which some may be known."""
@@ -301,7 +273,7 @@ class Learner:
         both = [i for i, key in enumerate(held.keys) if key in before and key in after]
         keys = [held.keys[i] for i in both]
         last = self._last or (self.home.round(self.home.current).ended if self.home.current else None)
-        found = measures(_rows(before, keys), _rows(after, keys), held.rounds[both], folder.number, last)
+        found = measures(rows_of(before, keys), rows_of(after, keys), held.rounds[both], folder.number, last)
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]
             worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
@@ -317,7 +289,7 @@ class Learner:
 
         def write() -> None:
             mark = fingerprint(model.config, under("backbone.", state), inputs)
-            _write(folder.embeddings, after, mark)
+            write_vectors(folder.embeddings, after, mark)
             write_bytes(folder.weights, weights.packed_state(state, model.config, avm, extra, inputs))
             if slow is not None:
                 write_bytes(folder.slow_weights, weights.packed_state(slow, model.config, None, extra, inputs))
@@ -385,19 +357,3 @@ def told(record: Line) -> str:
     if record["skipped"]:
         parts.append(f"skipped {in_words(record['skipped'])}")
     return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"
-
-
-def _write(path: Path, found: Vectors, state: str) -> None:
-    rows = _rows(found, list(found))
-    Measured(state, list(found), rows.a, rows.v).write(path)
-
-
-def _read(path: Path) -> Vectors:
-    found = Measured.read(path)
-    return {key: (a, v) for key, a, v in zip(found.keys, found.a, found.v, strict=True)}
-
-
-def _rows(found: Vectors, keys: Sequence[str]) -> Embeddings:
-    """The embeddings of these clips; their ids are their positions."""
-    a, v = (torch.stack([found[key][n] for key in keys]) if keys else torch.empty(0, 1) for n in (0, 1))
-    return Embeddings(a, v, torch.arange(len(keys)))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from helpers.archives import reasons, shard_bytes, write_vggsound
-from helpers.media_files import write_video
 from upath import UPath
 
 from stella.data import prepare
@@ -22,12 +21,6 @@ SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False, "workers
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_METHOD", "fork")
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    root = tmp_path_factory.mktemp("videos")
-    return [write_video(root / f"{n}.mp4", seed=n).read_bytes() for n in range(4)]
 
 
 @pytest.fixture

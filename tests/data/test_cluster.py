@@ -34,12 +34,6 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "require", lambda name, extra: ray)
 
 
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    root = tmp_path_factory.mktemp("videos")
-    return [write_video(root / f"{n}.mp4", seed=n).read_bytes() for n in range(4)]
-
-
 @pytest.fixture
 def mixed(tmp_path: Path, videos: list[bytes]) -> Path:
     """Archives with their dirt, one clip in both, and files, one of them broken, one in an archive too."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.archives import PREFIX, SPORT, TUNE, pack, reasons, shard_bytes, write_vggsound
-from helpers.media_files import level_frame, tone, write, write_video
+from helpers.media_files import level_frame, tone, write
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -31,12 +31,6 @@ SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False, "workers
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_METHOD", "fork")
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    root = tmp_path_factory.mktemp("videos")
-    return [write_video(root / f"{n}.mp4", seed=n).read_bytes() for n in range(4)]
 
 
 # ---- lists
