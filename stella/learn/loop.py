@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class Session:
             now = time.monotonic()
             due = len(new) >= when.clips or (bool(new) and now - last >= when.every)
             if self.home.next.plan.exists() or due:
-                if self._attempt(lambda: self._one(new[: when.clips])):  # noqa: B023
+                if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()
                     seen = self.home.seen()
                 continue
