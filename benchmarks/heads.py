@@ -1,6 +1,7 @@
 """Clips a second and memory of every downstream head at the paper's sizes, on clips of noise.
 
     python benchmarks/heads.py OUT.csv                              (a GPU; --small: in miniature on a CPU)
+    python benchmarks/heads.py OUT.csv segment matching             (these alone)
 
 For a frozen backbone three rates: features alone (feed and backbone, nothing kept), the first epoch (features computed
 and kept, then one epoch of the head) and later epochs. `first_share` is the first epoch's rate over that of features.
@@ -165,12 +166,13 @@ def train(trainer: Trainer, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
+    parser.add_argument("heads", nargs="*", default=list(HEADS))
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     place = runtime("cpu" if given.small else "auto")
     rows = []
-    for name, clips in HEADS.items():
-        size, count = ("tiny", 16) if given.small else ("base", clips)
+    for name in given.heads:
+        size, count = ("tiny", 16) if given.small else ("base", HEADS[name])
         row = head(name, size, count, 2 if given.small else 3, place)
         figures = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
         facts = environment(place)

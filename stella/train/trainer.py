@@ -8,7 +8,7 @@ buffers stay as they were. The device decides that. On a GPU the host runs ahead
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -47,7 +47,7 @@ class Counters:
     skipped_in_a_row: int = 0
 
 
-MOST_SHORT = 4  # sizes of short batches that are compiled
+OFTEN = 200  # about as many steps as a compilation takes as long as
 
 
 class Meter:
@@ -118,7 +118,7 @@ class Trainer:
         self.remark = remark if config.graph else ""
         recorded = recorded and config.graph and not self.world
         self._graphs = Graphs(self.compute, memory, method.generators.values()) if recorded else None
-        self._short: set[tuple[int, ...]] = set()  # sizes of short batches that are compiled
+        self._short: Counter[tuple[int, ...]] = Counter()  # how often short batches of these sizes have come
 
     def _divided(self) -> "Sharded | None":
         """The method with its weights divided among the processes, if that is wanted."""
@@ -150,14 +150,13 @@ class Trainer:
         return True
 
     def _compiles(self, batches: Sequence[Batch]) -> bool:
-        """Whether steps of these sizes are compiled, which takes up to a minute for each. A stream may bring ever new
-        ones at the end of its rounds: after some, short batches are computed by plain code."""
+        """Whether steps of these sizes are compiled, which takes up to a minute for each. Short batches, of which a
+        stream may bring ever new sizes at the end of its rounds, are computed by plain code until they have come often."""
         sizes, whole = tuple(map(len, batches)), self.stream.config.batch_size
         if all(batch.clips == whole for batch in batches):
             return True
-        if len(self._short) < MOST_SHORT:
-            self._short.add(sizes)
-        return sizes in self._short
+        self._short[sizes] += 1
+        return self._short[sizes] > OFTEN
 
     def compute(self, batches: Sequence[Batch]) -> Tensor:
         """A step on the device, from the losses to the memory; returns which parts are finite, bool [parts + 1].

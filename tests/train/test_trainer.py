@@ -62,17 +62,17 @@ def test_steps_run_with_the_activations_that_are_set(activations: str, monkeypat
     assert seen == [(False, activations, False)]
 
 
-def test_short_batches_are_compiled_for_a_few_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_batches_are_compiled_when_their_size_has_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner's rounds end with batches of ever new sizes. All of them recompute activations."""
     trainer, seen, plain = make(quick("finetune", "stream.batch_size=4"), (5, 6, 5)), [], trainer_module.applied
     trainer.runtime = replace(trainer.runtime, compile=True)
-    monkeypatch.setattr(trainer_module, "MOST_SHORT", 1)
+    monkeypatch.setattr(trainer_module, "OFTEN", 2)
     monkeypatch.setattr(trainer_module, "applied", lambda *how: seen.append(how) or plain(False))
     while trainer.advance():
         pass
     assert {(kept, lean) for _, kept, lean in seen} == {("products", True)}
-    epoch = [True, True], [True, False], [True, True]  # batches of 4 and 1, 4 and 2, 4 and 1 clips
-    assert [compiled for compiled, *_ in seen] == [each for task in epoch for each in 2 * task]
+    # Two epochs each: batches of 4 and 1, of 4 and 2, of 4 and 1 clips.
+    assert [compiled for compiled, *_ in seen] == [True, False] * 4 + [True, True] * 2
 
 
 def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
