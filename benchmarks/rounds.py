@@ -11,6 +11,7 @@ The first round of a process also builds the model and, where it is compiled, co
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ from stella.media.inputs import Inputs
 from stella.model import weights
 from stella.model.cav import PRESETS
 
+WORKERS = min(8, (os.cpu_count() or 1) - 1)  # that pack
 FIELDS = (
     "round",
     "epochs",
@@ -78,7 +80,7 @@ def packed(work: Path, rounds: int, clips: int, model: str) -> list[str]:
         folders.append(work / "clips" / f"{number:02d}-{task}")
         sizes = {"pixels": inputs.pixels, "spec_frames": inputs.spec_frames}
         sizes |= {"size": inputs.size if model in PRESETS else inputs.pixels}
-        pack(source, folders[-1], **sizes, workers=0, progress=False, inputs=inputs)
+        pack(source, folders[-1], **sizes, workers=WORKERS, progress=False, inputs=inputs)
     return [str(folder) for folder in folders]
 
 
