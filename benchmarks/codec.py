@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from stella import codec
-from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws, step_times
+from stella.bench.steps import make_trainer, step_times, warm_up
 from stella.clip import Batch, Source
 from stella.columns import Column, coded
 from stella.config import resolve
@@ -154,8 +154,7 @@ def steps(size: str, batch: int, methods: list[str], turns: int) -> None:
             name: make_trainer(resolve(RunConfig, None, [*shared, f"memory.codec={name}"])) for name in ("none", "dct")
         }
         for trainer in sides.values():
-            settle_draws(trainer)
-            advance(trainer, WARM_UPS)
+            warm_up(trainer)
         found: dict[str, list[float]] = {"none": [], "dct": []}
         for _ in range(turns):
             for name, trainer in sides.items():

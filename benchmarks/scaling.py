@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stella.bench.steps import let_go, make_trainer, settle_draws, step_times
+from stella.bench.steps import let_go, make_trainer, step_times, warm_up
 from stella.config import resolve
 from stella.memory import Memory
 from stella.methods import METHODS
@@ -44,11 +44,6 @@ FIELDS = ("place", "method", "processes", "batch", "ms", "clips_per_second", "sp
 def trainer(method: str, batch: int, values: list[str], peers: Peers) -> Trainer:
     config = resolve(RunConfig, None, [f"method={method}", f"stream.batch_size={batch}", *values])
     return make_trainer(config, None, peers)
-
-
-def warm_up(one: Trainer) -> None:
-    settle_draws(one)
-    step_times(one, 6)
 
 
 def measured(one: Trainer, steps: int) -> tuple[float, float]:

@@ -5,7 +5,7 @@
 - none: the run without torchrun;
 - torchrun: the same as the only process of torchrun (bar: 1% more than none);
 - NCCL and DDP: a world of one process, as one of many would run (bar: 4%);
-- none, no graph: without torchrun and without CUDA graphs, which NCCL and DDP do without.
+- none, no graph: without torchrun and without CUDA graphs.
 
 For each method two processes, one of them started by torchrun. All compile at the same time and then measure one after
 the other. A row is written as soon as it is measured. In a world of one nothing is sent: what would be is counted.
@@ -29,8 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.scaling import measured, row, trainer, warm_up, write
-from stella.bench.steps import step_times
+from benchmarks.scaling import measured, row, trainer, write
+from stella.bench.steps import step_times, warm_up
 from stella.peers import ALONE, Peers
 from stella.train.distributed import World, processes
 from stella.train.trainer import Trainer

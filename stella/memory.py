@@ -6,8 +6,8 @@ them: uint8 frames, float16 spectrograms, float32 for the small columns (`stella
 with a codec are encoded on the device of their values when they are added, and decoded where they are drawn to.
 
 Processes that share a run make the same decisions, from the same generator, and each keeps the slots that are its own
-(slot modulo their number): what the memory holds does not depend on how many there are. Rows travel as they are stored.
-`draw_ahead` lets them travel while the next batch is made.
+(slot modulo their number): what the memory holds does not depend on how many there are. Rows travel as they are stored,
+by a `Route`, of which no host has to know. `draw_ahead` lets them travel while the next batch is made.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,6 +23,7 @@ from stella.columns import ID, Column
 from stella.config import differences
 from stella.errors import StellaError
 from stella.peers import ALONE, Arriving, Peers, cut, owners
+from stella.routes import Route
 
 
 @dataclass(frozen=True)
@@ -170,11 +171,10 @@ class Memory:
         To be called by all of them, after all that a step changes in the memory. No number depends on it.
         """
         n = min(self._last, self.offered, self.capacity)
-        if self.peers.count > 1 and not self.peers.whole and n >= self.peers.count:
+        if not self.peers.alone and not self.peers.whole and n >= self.peers.count:
             self._undo_ahead()
             before = self.generator.get_state()
-            slots = self._choose(n)
-            self._ahead = _Ahead(slots, self._send(slots, self.device), before)
+            self._ahead = _Ahead(*self._send(self._choose(n), self.device), before)
 
     def _undo_ahead(self) -> None:
         if self._ahead:
@@ -278,45 +278,57 @@ class Memory:
 
     def _all(self, rows: Tensor, counts: list[int]) -> Tensor:
         """The rows of all processes."""
-        return rows if self.peers.whole or self.peers.count == 1 else self.peers.gather(rows, counts)
+        return rows if self.peers.whole else self.peers.gather(rows, counts)
 
     def _write(self, slots: Tensor, values: Mapping[str, Tensor], counts: list[int]) -> None:
         """Put the rows of all processes, in order of rank, into these slots."""
-        plan = None if self.peers.count == 1 else _Plan(self.peers, slots, self.room, counts)
-        for name, value in values.items():
+        peers, route = self.peers, None
+        given = {name: self.columns[name].encode(value.detach()).to(self.device) for name, value in values.items()}
+        if not peers.whole:
+            to = torch.where(slots < self.room, slots % peers.count, -1)
+            route = Route(peers, *owners(counts, self.device), to, max(counts))
+            slots = torch.where(route.fits, slots, self.room)
+        if "id" in given:
+            self._rows["id"].index_copy_(0, slots, self._all(given.pop("id"), counts))
+        own, at = peers.own(counts) if route else slice(None), slots // peers.count
+        here = (slots < self.room) & (slots % peers.count == peers.rank)
+        for name, value in given.items():
             rows = self._rows[name]
-            narrow = self.columns[name].encode(value.detach())  # before the copy to another device
-            given = narrow.to(rows.device)
-            if plan is None or name == "id":
-                rows.index_copy_(0, slots, self._all(given, counts))
-            else:
-                rows.index_copy_(0, plan.rows.to(rows.device), plan.bring(given))
+            if route:
+                route.store(value, own, rows, at)
+            else:  # all of them are here
+                rows.index_copy_(0, torch.where(here, at, len(rows) - 1), value)
 
     def _fetch(self, slots: Tensor, to: torch.device) -> MemoryBatch:
         """The clips in these slots on that device; of those, the share of this process."""
-        return self._receive(slots, self._send(slots, to), to)
+        return self._receive(*self._send(slots, to), to)
 
-    def _send(self, slots: Tensor, to: torch.device) -> dict[str, Arriving]:
-        """The rows in these slots, on their way to the processes that draw them."""
-        peers = self.peers
-        if peers.count == 1:
-            return {name: partial(self._take, rows, slots, to) for name, rows in self._rows.items()}
-        at, share = slots.cpu(), owners(cut(len(slots), peers.count))[0]
-        place = at % peers.count, at // peers.count
-        sent: dict[str, Arriving] = {"id": partial(self._rows["id"].__getitem__, self._share(slots))}
-        for name, rows in self._rows.items():
-            if name != "id":
-                sent[name] = partial(peers.spread, rows, *place) if peers.whole else peers.moving(rows, *place, share)
-        return sent
+    def _send(self, slots: Tensor, to: torch.device) -> tuple[Tensor, dict[str, Arriving]]:
+        """The rows in these slots, on their way to the processes that draw them; with the slots, of which one may be
+        there twice if a message is full."""
+        peers, rows = self.peers, self._rows
+        if peers.alone:
+            return slots, {name: partial(self._take, each, slots, to) for name, each in rows.items()}
+        owner, at = slots % peers.count, slots // peers.count
+        own, sent = self._own_rows(len(slots)), dict[str, Arriving]()
+        if peers.whole:
+            sent |= {name: partial(peers.spread, each, owner, at) for name, each in rows.items() if name != "id"}
+        else:
+            shares = cut(len(slots), peers.count)
+            route = Route(peers, owner, at, owners(shares, slots.device)[0], max(shares))
+            slots = slots[route.instead]
+            sent |= {name: route.fetch(each, own) for name, each in rows.items() if name != "id"}
+        return slots, {"id": partial(rows["id"].__getitem__, slots[own]), **sent}
 
     def _receive(self, slots: Tensor, sent: Mapping[str, Arriving], to: torch.device) -> MemoryBatch:
         self.peers.drew(cut(len(slots), self.peers.count))
         rows = {name: arrived().to(to, non_blocking=True) for name, arrived in sent.items()}
-        return MemoryBatch(self._share(slots), {name: self.columns[name].decode(each) for name, each in rows.items()})
+        columns = {name: self.columns[name].decode(each) for name, each in rows.items()}
+        return MemoryBatch(slots[self._own_rows(len(slots))], columns)
 
-    def _share(self, slots: Tensor) -> Tensor:
-        """Those of the drawn slots that are for this process."""
-        return slots if self.peers.whole else slots[self.peers.rows(len(slots))]
+    def _own_rows(self, drawn: int) -> slice:
+        """Those of the drawn clips that are for this process."""
+        return slice(None) if self.peers.whole else self.peers.rows(drawn)
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
@@ -335,22 +347,6 @@ class _Ahead:
     slots: Tensor
     rows: Mapping[str, Arriving]
     before: Tensor  # the generator's state
-
-
-class _Plan:
-    """Which rows of a batch come to this process, and where in its own rows they belong."""
-
-    def __init__(self, peers: Peers, slots: Tensor, room: int, counts: list[int]) -> None:
-        at = slots.cpu()
-        kept = at < room
-        self.peers, self._to = peers, at[kept] % peers.count
-        self._owner, self._at = (row[kept] for row in owners(counts))
-        self.rows = at[kept][self._to == peers.rank] // peers.count
-
-    def bring(self, values: Tensor) -> Tensor:
-        if self.peers.whole:  # they are all here
-            return values[self._at[self._to == self.peers.rank].to(values.device)]
-        return self.peers.move(values, self._owner, self._at, self._to)
 
 
 def _own_storage(rows: Tensor) -> Tensor:

@@ -6,10 +6,13 @@ rows (the stream its clips, the memory its slots) is given the run's `Peers`. Th
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from stella.clip import Device
 
 Arriving = Callable[[], Tensor]  # waits for rows that are on their way, and returns them
 
@@ -22,9 +25,11 @@ def cut(total: int, count: int) -> list[int]:
 class Peers:
     """The processes of a run; this one is alone."""
 
+    alone = True
     rank = 0
     count = 1
     neighbours = 1  # processes on this machine, this one included
+    static = False  # shapes must not depend on values: steps are recorded
     whole = True  # every process has all rows of the current batch
 
     @property
@@ -39,8 +44,12 @@ class Peers:
 
     def rows(self, total: int) -> slice:
         """The rows of this process out of `total`."""
-        start = sum(cut(total, self.count)[: self.rank])
-        return slice(start, start + cut(total, self.count)[self.rank])
+        return self.own(cut(total, self.count))
+
+    def own(self, counts: Sequence[int]) -> slice:
+        """The rows of this process, if each has so many."""
+        start = sum(counts[: self.rank])
+        return slice(start, start + counts[self.rank])
 
     def counts(self, rows: int) -> list[int]:
         """How many rows each process has of those of which this one has so many."""
@@ -62,16 +71,18 @@ class Peers:
 
         All three are int64 on the CPU and the same in all processes.
         """
-        return self.moving(rows, owner, at, to)()
+        return rows[at.to(rows.device)]
 
-    def moving(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Arriving:
-        """As `move`, without waiting for the rows. They are as they were when this was called."""
-        taken = rows[at.to(rows.device)]
-        return lambda: taken
+    def exchange(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
+        """The rows that each process sends to this one, without waiting for them; `rows` has those for each in turn.
+
+        `sizes` are the numbers of rows from and to each process (none: equal ones).
+        """
+        return lambda: rows
 
     def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
-        """As `move`, each row to all processes."""
-        return rows[at.to(rows.device)]
+        """Row `at[i]` of process `owner[i]`, for all i, to all processes; int64 on the device of the rows."""
+        return rows[at]
 
     def tell(self, thing: Any) -> list[Any]:
         """What each process tells the others."""
@@ -85,8 +96,14 @@ class Peers:
 ALONE = Peers()
 
 
-def owners(counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+def owners(counts: Sequence[int], device: Device = "cpu") -> tuple[Tensor, Tensor]:
     """The process of each row, and its position there, for rows in order of rank."""
+    return _owners(tuple(counts), torch.device(device))
+
+
+@cache
+def _owners(counts: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     each = torch.tensor(counts)
     owner = torch.arange(len(counts)).repeat_interleave(each)
-    return owner, torch.arange(int(each.sum())) - (each.cumsum(0) - each)[owner]
+    at = torch.arange(int(each.sum())) - (each.cumsum(0) - each)[owner]
+    return owner.to(device), at.to(device)

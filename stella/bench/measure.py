@@ -16,7 +16,7 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from stella.bench.rows import Row
-from stella.bench.steps import WARM_UPS, advance, let_go, make_trainer, settle_draws, step_times
+from stella.bench.steps import advance, let_go, make_trainer, settle_draws, step_times, warm_up
 from stella.bench.turns import one_after_the_other
 from stella.config import resolve
 from stella.errors import StellaError
@@ -49,8 +49,7 @@ def _measure(
     started = time.perf_counter()
     trainer = make_trainer(config, packed, peers)
     machine, size = trainer.runtime, config.stream.batch_size
-    settle_draws(trainer)
-    advance(trainer, WARM_UPS)
+    warm_up(trainer)
     start_seconds = time.perf_counter() - started
     with alone:
         advance(trainer, 2)
@@ -85,8 +84,7 @@ def _measure(
 def clips_per_second(config: RunConfig, steps: int, alone: AbstractContextManager[Any] | None = None) -> float:
     """The speed of steady training steps, and nothing else of `measure`."""
     trainer = make_trainer(config)
-    settle_draws(trainer)
-    advance(trainer, WARM_UPS)
+    warm_up(trainer)
     with alone or nullcontext():
         return 1e3 * config.stream.batch_size * config.train.accumulate / statistics.median(step_times(trainer, steps))
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from stella.bench.steps import WARM_UPS, advance, make_trainer, settle_draws
+from stella.bench.steps import advance, make_trainer, warm_up
 from stella.bench.turns import one_after_the_other
 from stella.runs.config import RunConfig
 from stella.runs.progress import say
@@ -35,8 +35,7 @@ def profile(
 ) -> list[Operator]:
     """The operators of a steady step, the slowest first; writes a trace for chrome://tracing or Perfetto."""
     trainer = make_trainer(config, packed)
-    settle_draws(trainer)
-    advance(trainer, WARM_UPS)
+    warm_up(trainer)
     on_gpu = trainer.runtime.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with alone or nullcontext(), torch_profile(activities=activities) as profiler:

@@ -12,6 +12,7 @@ from stella.clip import Batch
 from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
 from stella.errors import ConfigError, StellaError
+from stella.fast.graphs import SHARED_WARM_UPS, WARM_UPS
 from stella.model.cav import CAVConfig
 from stella.peers import ALONE, Peers, cut
 from stella.rng import generator
@@ -19,8 +20,6 @@ from stella.runs.build import build_method
 from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import Clock
 from stella.train.trainer import Trainer
-
-WARM_UPS = 6  # steps of constant shapes until all is compiled and recorded
 
 
 class Synthetic:
@@ -93,10 +92,16 @@ def advance(trainer: Trainer, steps: int) -> None:
     trainer.settle()
 
 
+def warm_up(trainer: Trainer) -> None:
+    """Advance until shapes are constant, and all is compiled and recorded."""
+    settle_draws(trainer)
+    advance(trainer, 3 + (SHARED_WARM_UPS if trainer.world else WARM_UPS))
+
+
 def settle_draws(trainer: Trainer) -> None:
     """Advance until the memory holds as many clips as the method draws: from then on shapes are constant."""
     memory = trainer.method.memory
     while memory is not None and memory.short:
         advance(trainer, 1)
-        if trainer.counters.skipped_in_a_row >= WARM_UPS:
+        if trainer.counters.skipped_in_a_row >= 6:
             raise StellaError("no step has a finite loss, so nothing can be measured; set other values")

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -179,11 +179,17 @@ class Rows:
     def total(self) -> int:
         return sum(map(sum, self.runs))
 
-    def of(self, rank: int) -> Tensor:
+    def of(self, rank: int, device: torch.device) -> Tensor:
         """The positions of a process's rows among all, int64."""
-        begins = accumulate((sum(run) for run in self.runs), initial=0)
-        starts = [begin + sum(run[:rank]) for begin, run in zip(begins, self.runs, strict=False)]
-        return torch.cat([torch.arange(s, s + run[rank]) for s, run in zip(starts, self.runs, strict=True)])
+        return _positions(self.runs, rank, device)
+
+
+@cache
+def _positions(runs: tuple[tuple[int, ...], ...], rank: int, device: torch.device) -> Tensor:
+    begins = accumulate((sum(run) for run in runs), initial=0)
+    starts = [begin + sum(run[:rank]) for begin, run in zip(begins, runs, strict=False)]
+    rows = [torch.arange(s, s + run[rank]) for s, run in zip(starts, runs, strict=True)]
+    return torch.cat(rows).to(device)
 
 
 class Layout:
@@ -207,6 +213,8 @@ class Part(Batch):
 
 class World(Peers):
     """The processes of this run, by torch.distributed: the same collectives in the same order everywhere."""
+
+    alone = False
 
     def __init__(self, minutes: float = 10.0) -> None:
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
@@ -289,26 +297,34 @@ class World(Peers):
             -1, *rows.shape[1:]
         )
 
-    def moving(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Arriving:
+    def move(self, rows: Tensor, owner: Tensor, at: Tensor, to: Tensor) -> Tensor:
         mine = owner == self.rank
         leaving = [at[mine & (to == rank)] for rank in range(self.count)]
         arriving = owner[to == self.rank]
         sent = _bytes(rows[torch.cat(leaving).to(rows.device)])
         got = sent.new_empty(len(arriving), *sent.shape[1:])
         sizes = arriving.bincount(minlength=self.count).tolist(), [len(each) for each in leaving]
-        work = dist.all_to_all_single(got, sent, *sizes, group=self._group(rows), async_op=True)
+        dist.all_to_all_single(got, sent, *sizes, group=self._group(rows))
         order = arriving.argsort(stable=True).argsort().to(rows.device)
+        return got.view(rows.dtype).view(len(arriving), *rows.shape[1:])[order]
+
+    def exchange(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
+        sent = _bytes(rows)
+        got = sent.new_empty(sum(sizes[0]) if sizes else len(sent), *sent.shape[1:])
+        come, go = sizes or (None, None)
+        work = dist.all_to_all_single(got, sent, come, go, group=self._group(rows), async_op=True)
 
         def arrived() -> Tensor:
             work.wait()
-            return got.view(rows.dtype).view(len(arriving), *rows.shape[1:])[order]
+            return got.view(rows.dtype).view(-1, *rows.shape[1:])
 
         return arrived
 
     def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
-        mine = rows[at[owner == self.rank].to(rows.device)]
-        given = self.gather(mine, owner.bincount(minlength=self.count).tolist())
-        return given[owner.argsort(stable=True).argsort().to(rows.device)]
+        here = owner == self.rank
+        given = _bytes(rows[torch.where(here, at, 0)]) * here[:, None]
+        dist.all_reduce(given, group=self._group(rows))
+        return given.view(rows.dtype).view(len(at), *rows.shape[1:])
 
     def added(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The sum over the processes of everybody's rows [sum(counts), …], of which this one is given its own."""

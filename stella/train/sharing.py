@@ -23,6 +23,7 @@ from stella.model import avm
 from stella.model.avm import AVM, Matching, Pairs, Scored
 from stella.model.cav import CAV
 from stella.peers import owners
+from stella.routes import Route
 from stella.train.distributed import World
 
 Function = Callable[..., Any]
@@ -85,7 +86,7 @@ class Shared:
         """Everybody's noise, of which this process takes its rows."""
         layout = self.world.layout(rows)
         drawn: Tensor = PLAIN["uniform"](layout.total, *shape, generator=generator)
-        return drawn[layout.of(self.world.rank).to(drawn.device)]
+        return drawn[layout.of(self.world.rank, drawn.device)]
 
     def mean(self, values: Tensor) -> Tensor:
         return values.sum() * (self.world.count / self.world.layout(len(values)).total)
@@ -134,14 +135,14 @@ class Shared:
 
         Matched pairs are fused again too, so that shapes do not depend on the draw.
         """
-        owner, at = owners(self.world.counts(len(scored.x_a)))
-        video = torch.arange(len(owner))
-        video[pairs.audio.cpu()] = pairs.video.cpu()
-        matched = video == torch.arange(len(owner))
+        counts, device = self.world.counts(len(scored.x_a)), scored.x_v.device
+        owner, at = owners(counts, device)
+        clip, own = torch.arange(len(owner), device=device), self.world.own(counts)
+        video = clip.scatter(0, pairs.audio.to(device), pairs.video.to(device))
         with torch.no_grad():
-            x_v = self.world.move(scored.x_v, owner[video], at[video], owner)
+            x_v = Route(self.world, owner[video], at[video], owner, max(counts)).fetch(scored.x_v, own)()
             o_a, o_v = model.fuse_joint(scored.x_a, x_v, scored.positions_a, scored.positions_v)
-        return Matching(module(o_a, o_v), matched[owner == self.world.rank].to(o_a))
+        return Matching(module(o_a, o_v), (video == clip)[own].to(o_a))
 
     def gradients(self, one: Function) -> Function:
         """Of virtual steps, averaged over the processes; of rows, which every process's loss depends on, added up."""

@@ -23,7 +23,7 @@ from stella.clip import Batch
 from stella.data.stream import Stream
 from stella.errors import StellaError
 from stella.fast.allocator import keep_freed_memory
-from stella.fast.graphs import Graphs, records
+from stella.fast.graphs import SHARED_WARM_UPS, WARM_UPS, Graphs, records, side
 from stella.fast.parts import applied
 from stella.methods.base import Losses, Method
 from stella.model.slow import SlowWeights
@@ -92,8 +92,14 @@ class Trainer:
         self.slow = None if config.ema is None else SlowWeights(method.model, config.ema)
         batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
         self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # in all, if no clip is skipped
+        recorded, self.remark = self._records(peers)
         self._sharded = self._divided()
-        self._averaging = self._sharded or (self.world.averaging(method) if self.world else None)
+        with torch.cuda.stream(side(runtime.device)) if recorded else nullcontext():
+            self._averaging = self._sharded or (self.world.averaging(method) if self.world else None)
+        if self.world:
+            self.world.static = recorded
+            if method.memory is not None:
+                method.memory.split(self.world)
         self._parameters = [p for p in method.parameters() if p.requires_grad]
         on_gpu = runtime.device.type == "cuda"
         if not on_gpu:
@@ -110,15 +116,21 @@ class Trainer:
         method.attach(self.optimizer)
         self._names: list[str] = []  # of the loss's parts
         self._unsettled: deque[tuple[int, Later]] = deque()
-        memory = method.memory
-        if self.world and memory is not None:
-            memory.split(self.world)
-        where = runtime.device if memory is None else memory.device
-        recorded, remark = records(runtime.device.type, where.type, peers.count)
-        self.remark = remark if config.graph else ""
-        recorded = recorded and config.graph and not self.world
-        self._graphs = Graphs(self.compute, memory, method.generators.values()) if recorded else None
+        self._graphs = None
+        if recorded:
+            warm_ups = SHARED_WARM_UPS if self.world else WARM_UPS
+            self._graphs = Graphs(self.compute, method.memory, method.generators.values(), runtime.device, warm_ups)
         self._short: Counter[tuple[int, ...]] = Counter()  # how often short batches of these sizes have come
+
+    def _records(self, peers: Peers) -> tuple[bool, str]:
+        """Whether steps are recorded, and a remark if they cannot be."""
+        memory = self.method.memory
+        where = self.runtime.device if memory is None else memory.device
+        machines = peers.count > peers.neighbours
+        recorded, remark = records(
+            self.runtime.device.type, where.type, self.config.shard and not peers.alone, machines
+        )
+        return (recorded, remark) if self.config.graph else (False, "")
 
     def _divided(self) -> "Sharded | None":
         """The method with its weights divided among the processes, if that is wanted."""
@@ -143,15 +155,15 @@ class Trainer:
             finite = self._graphs(batches, compiled == self.runtime.compile) if self._graphs else self.compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
-        if memory is not None and self.world:
+        if memory is not None and self.world and not self._graphs:
             memory.draw_ahead()
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True
 
     def _compiles(self, batches: Sequence[Batch]) -> bool:
-        """Whether steps of these sizes are compiled, which takes up to a minute for each. Short batches, of which a
-        stream may bring ever new sizes at the end of its rounds, are computed by plain code until they have come often."""
+        """Whether steps of these sizes are compiled, which takes up to a minute for each. Short batches, of which
+        every round may bring a new size, are computed by plain code until they have come often."""
         sizes, whole = tuple(map(len, batches)), self.stream.config.batch_size
         if all(batch.clips == whole for batch in batches):
             return True

@@ -1,11 +1,13 @@
 """Which steps are recorded; on a GPU, replayed and compiled ones are the steps of the plain loop, for every method."""
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.small import Noise, noise_tasks, quick, use_tasks
 from rich.console import Console
 
@@ -15,30 +17,31 @@ from stella.fast.graphs import records
 from stella.fast.parts import applied
 from stella.files import read_json
 from stella.methods import METHODS
+from stella.peers import ALONE, Peers
 from stella.runs.build import build_method
 from stella.runs.config import settle
 from stella.runs.loop import pretrain
 from stella.train import trainer
 from stella.train.device import runtime
+from stella.train.distributed import World
 from stella.train.trainer import Trainer
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize(
-    ("device", "memory", "processes", "recorded", "why"),
+    ("device", "memory", "divided", "machines", "why"),
     [
-        ("cuda", "cuda", 1, True, ""),
-        ("cuda", "cuda", 2, False, "several processes send one another what they draw"),
-        ("cuda", "cpu", 2, False, "several processes"),
-        ("cuda", "cpu", 1, False, "the rehearsal memory is not on the GPU"),
-        ("cpu", "cpu", 1, False, ""),
-        ("cpu", "cpu", 2, False, ""),
+        ("cuda", "cuda", False, False, ""),
+        ("cuda", "cuda", True, False, "weights that processes divide"),
+        ("cuda", "cuda", False, True, "between machines"),
+        ("cuda", "cpu", False, False, "the rehearsal memory is not on the GPU"),
+        ("cpu", "cpu", True, True, ""),
     ],
 )
-def test_what_is_not_recorded_says_why(device: str, memory: str, processes: int, recorded: bool, why: str) -> None:
-    found, remark = records(device, memory, processes)
-    assert found is recorded and why in remark and bool(why) == bool(remark)
+def test_what_is_not_recorded_says_why(device: str, memory: str, divided: bool, machines: bool, why: str) -> None:
+    found, remark = records(device, memory, divided, machines)
+    assert found is (device == "cuda" and not why) and why in remark and bool(why) == bool(remark)
 
 
 def test_a_run_says_it_and_notes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,15 +56,22 @@ def test_a_run_says_it_and_notes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def trained(
-    name: str, *more: str, graph: bool, compile: str = "off", precision: str = "float32", clips: int = 40
+    name: str,
+    *more: str,
+    graph: bool,
+    compile: str = "off",
+    precision: str = "float32",
+    clips: int = 40,
+    peers: Peers = ALONE,
 ) -> Trainer:
     """Short last batches, a memory that is filled on the way, more than one shape."""
     settings = f"train.graph={str(graph).lower()}", f"train.compile={compile}", f"train.precision={precision}"
     config = settle(quick(name, *settings, "model.preset=tiny", "train.device=cuda", "memory.clips=9", *more))
     config = replace(config, stream=replace(config.stream, epochs=5))
     machine = runtime("cuda", config.train.precision, config.train.compile)
-    stream = Stream([("one", Noise(0, clips)), ("two", Noise(1, clips + 1))], config.stream, machine.device)
-    trainer = Trainer(build_method(config, machine.device), stream, config.train, machine)
+    tasks = [("one", Noise(0, clips)), ("two", Noise(1, clips + 1))]
+    stream = Stream(tasks, config.stream, machine.device, None, peers)
+    trainer = Trainer(build_method(config, machine.device), stream, config.train, machine, peers)
     while trainer.advance():
         pass
     trainer.settle()
@@ -74,7 +84,24 @@ def trained(
 def test_replayed_steps_are_the_same_steps(name: str, more: tuple[str, ...]) -> None:
     if more and name == "gmed":
         return  # refused
-    plain, replayed = trained(name, *more, graph=False), trained(name, *more, graph=True)
+    same(trained(name, *more, graph=False), trained(name, *more, graph=True))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield World()
+    dist.destroy_process_group()
+
+
+@cuda
+@pytest.mark.parametrize("name", METHODS)
+def test_steps_of_processes_are_recorded_and_the_same(name: str, world: World) -> None:
+    """With DDP and all that travels: here, from a process to itself."""
+    same(trained(name, graph=False), trained(name, graph=True, peers=world))
+
+
+def same(plain: Trainer, replayed: Trainer) -> None:
     assert replayed._graphs and replayed._graphs._recorded, "no step was recorded"
     one, other = plain.state_dict(), replayed.state_dict()
     for key, value in one["method"].items():

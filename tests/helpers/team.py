@@ -65,9 +65,13 @@ def trainer(name: str, clips: int, peers: Peers = ALONE, **train: Any) -> Traine
     return Trainer(one, stream, TrainConfig(lr=1e-3, **train), runtime("cpu"), peers)
 
 
-def history(name: str, clips: int, steps: int, peers: Peers = ALONE, **train: Any) -> dict[str, list[Tensor]]:
+def history(
+    name: str, clips: int, steps: int, peers: Peers = ALONE, static: bool = False, **train: Any
+) -> dict[str, list[Tensor]]:
     """All that must not depend on the number of processes."""
     one = trainer(name, clips, peers, **train)
+    if one.world:
+        one.world.static = static
     gradients: list[Tensor] = []
 
     def before_step() -> None:

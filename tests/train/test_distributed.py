@@ -7,6 +7,7 @@ import torch
 from helpers.noise import Noise
 from helpers.team import SHAPES, compare, fork
 
+from stella import routes
 from stella.clip import Clip
 from stella.columns import Column
 from stella.data.stream import Stream, StreamConfig
@@ -15,6 +16,7 @@ from stella.memory import Memory
 from stella.methods import METHODS
 from stella.peers import ALONE, Peers, cut, owners
 from stella.rng import generator
+from stella.routes import Route, message
 from stella.train import sharing
 from stella.train.distributed import Layout, World
 
@@ -22,17 +24,23 @@ ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for
 
 
 @pytest.mark.parametrize(
-    ("count", "steps", "cases"),
+    ("count", "steps", "static", "cases"),
     [
-        (1, 3, ["stella"]),  # as `benchmarks.scaling gpu` does
-        (2, 5, ["stella", "mir", "esmer"]),
-        pytest.param(2, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
-        pytest.param(4, 20, [*METHODS, *ODD], marks=pytest.mark.slow),
+        (1, 3, True, ["stella"]),  # as `benchmarks.scaling gpu` does
+        (2, 5, True, ["stella", "mir"]),
+        (2, 5, False, ["stella", "esmer"]),
+        pytest.param(2, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
+        pytest.param(4, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
+        pytest.param(2, 20, True, [*METHODS, *ODD], marks=pytest.mark.slow),
+        pytest.param(4, 20, True, [*METHODS, *ODD], marks=pytest.mark.slow),
     ],
 )
-def test_processes_train_as_one_does(count: int, steps: int, cases: list[str]) -> None:
-    """In batches that divide, that do not, and that are smaller than the processes are many."""
-    for case, found in compare(count, steps, cases).items():
+def test_processes_train_as_one_does(count: int, steps: int, static: bool, cases: list[str]) -> None:
+    """In batches that divide, that do not, and that are smaller than the processes are many.
+
+    With messages of exact sizes, and of one size as in steps that are recorded.
+    """
+    for case, found in compare(count, steps, cases, static=static).items():
         assert found["losses"] < 1e-12 and found["gradients"] < 1e-12 and found["weights"] < 1e-8, (case, found)
         assert found.get("memory", 0) < 1e-3 and found.get("ids", 0) == 0, (case, found)  # columns in half precision
 
@@ -112,19 +120,19 @@ def draws(world: World, ahead: bool) -> list[list[Any]]:
     memory = Memory({"x": Column(torch.float32, (2,))}, 8, generator("memory"))
     memory.split(world)
     waited, found = [0], []
-    moving = world.moving
+    exchange = world.exchange
 
     def counted(*given: Any) -> Any:
         waited[0] += 1
-        return moving(*given)
+        return exchange(*given)
 
     for step, size in enumerate([4, 4, 4, 4, 4, 4, 4, 3, 4]):
         world.here = Layout(cut(size, 2), whole=False)
         ids = torch.arange(10 * step, 10 * step + size)[world.rows(size)]
-        world.moving = counted  # type: ignore[method-assign]
+        world.exchange = counted  # type: ignore[method-assign]
         waited[0] = 0
         drawn = memory.draw(len(ids))
-        world.moving = moving  # type: ignore[method-assign]
+        world.exchange = exchange  # type: ignore[method-assign]
         memory.add(ids, x=ids[:, None].float().expand(-1, 2))
         if drawn is not None:
             memory.update(drawn.slots, x=drawn["x"] + 0.25)
@@ -170,3 +178,49 @@ def test_rows_move_between_processes() -> None:
         return found
 
     assert all(map(all, fork(2, work)))
+
+
+@pytest.mark.parametrize("messages", ["exact", "static", "full"])
+def test_rows_by_routes(messages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against indexing of all rows; with messages that are too small, `instead` of the rows that `fits` says."""
+    if messages == "full":
+        monkeypatch.setattr(routes, "message", lambda rows, processes: 1)
+
+    def work(world: World) -> list[bool]:
+        found, draw, over = [], torch.Generator().manual_seed(1), 0
+        world.static = messages != "exact"
+        counts = [4, 5, 3]
+        everyone = torch.randint(100, (12, 2), generator=draw)
+        own = world.own(counts)
+        owner, at = owners(counts)
+        for _ in range(10):
+            which = torch.randint(12, (7,), generator=draw)
+            to, _ = owners(cut(7, 3))
+            route = Route(world, owner[which], at[which], to, 5)
+            mine = world.rows(7)
+            found.append(route.fetch(everyone[own], mine)().equal(everyone[which[route.instead]][mine]))
+            found.append(route.instead[route.fits].equal(torch.arange(7)[route.fits]))
+            over += int((~route.fits).sum())
+            # Into slots of which each is taken once, or none: slot s is row s // 3 of process s % 3.
+            slots = torch.randperm(20, generator=draw)[:12]
+            to = torch.where(slots < 15, slots % 3, -1)
+            route = Route(world, owner, at, to, 5)
+            rows = torch.zeros(6, 2, dtype=torch.int64)
+            route.store(everyone[own], own, rows, slots // 3)
+            expected = torch.zeros(15, 2, dtype=torch.int64)
+            taken = (slots < 15) & route.fits
+            expected[slots[taken]] = everyone[taken]
+            found.append(rows[:5].equal(expected[world.rank :: 3]))
+            over += int((~route.fits & (slots < 15)).sum())
+        return [*found, (over > 0) == (messages == "full")]
+
+    assert all(map(all, fork(3, work)))
+
+
+def test_messages_have_room_for_what_chance_sends() -> None:
+    assert message(48, 1) == 48 and message(6, 4) == 6  # no row can be too many
+    assert message(48, 8) == 25 and message(48, 64) == 13
+    draw = torch.Generator().manual_seed(0)
+    sent = torch.randint(8, (20_000, 8, 48), generator=draw)
+    most = torch.stack([(sent == rank).sum(2) for rank in range(8)]).max()
+    assert 15 < most <= message(48, 8)
