@@ -67,6 +67,23 @@ def test_the_readme_has_the_same_figures() -> None:
         assert rows[label] == ["", "", *(written(found[f"original/{name}"], figure) for figure in "AF")], label
 
 
+def test_slow_weights_change_what_is_written() -> None:
+    with_memory = [
+        rows for name, rows in results().items() if name.startswith("original") and rows[0]["capacity"] != "0"
+    ]
+    gains = {f: [spread(rows, f"slow_{f}").mean - spread(rows, f).mean for rows in with_memory] for f in "AF"}
+    rows, up = len(with_memory), sum(gain > 0 for gain in gains["A"])
+    more, less = (
+        f"{min(gains['A']):.1f} to {max(gains['A']):.1f}",
+        f"{-max(gains['F']):.1f} to {-min(gains['F']):.1f}",
+    )
+    for page in ("README.md", "results/README.md"):
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert f"change A by {more}".replace("-", "−") in text, page
+        assert f"lower F by {less}" in text, page
+    assert f"({up} of {rows} rows gain)" in text
+
+
 def table(page: str, first: str) -> dict[str, list[str]]:
     """The rows of the table whose heading begins so, by their first cell."""
     lines = (ROOT / "results" / page).read_text(encoding="utf-8").splitlines()
