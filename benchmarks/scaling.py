@@ -28,12 +28,15 @@ import torch.distributed as dist
 from torch import nn
 
 from stella.bench.steps import let_go, make_trainer, step_times, warm_up
+from stella.columns import coded
 from stella.config import resolve
+from stella.fast.graphs import MOST_PROCESSES
 from stella.memory import Memory
 from stella.methods import METHODS
 from stella.model.cav import CAV, preset
 from stella.peers import ALONE, Peers, cut
 from stella.rng import generator
+from stella.routes import message
 from stella.runs.config import RunConfig
 from stella.train.distributed import Layout, World
 from stella.train.trainer import Trainer
@@ -194,8 +197,13 @@ def divided(model: CAV, scores: bool) -> tuple[float, float]:
     return 2 * gathered + 4 * rest, 4 * size(model)
 
 
-def bytes_of_a_step(method: str, batch: int, count: int, name: str, shard: bool) -> dict[str, float]:
-    """What one process sends in a step, with `batch` clips of its own and as many drawn; bfloat16."""
+def bytes_of_a_step(
+    method: str, batch: int, count: int, name: str, shard: bool = False, codec: bool = False
+) -> dict[str, float]:
+    """What one process sends in a step, with `batch` clips of its own and as many drawn; bfloat16.
+
+    Rows travel in messages of one size where steps are recorded.
+    """
     config, scores = preset(name), "pairs" in METHODS[method].random
     with torch.device("meta"):
         model = CAV(config)
@@ -205,12 +213,14 @@ def bytes_of_a_step(method: str, batch: int, count: int, name: str, shard: bool)
         gathered, reduced = divided(model, scores)
         own = {"weights": away * gathered, "gradients": away * reduced}
     columns = METHODS[method].columns(config, METHODS[method].Config())
-    stored = sum(column.bytes for column in columns.values()) if columns else 0
-    rows = 2 * batch if columns else batch
-    matching = batch * config.patches_v * config.dim * 2 * away / 2 if scores else 0
+    stored = sum(each.bytes for each in (coded(columns) if codec else columns).values()) if columns else 0
+    rows, travel = 2 * batch if columns else batch, batch * away
+    if count <= MOST_PROCESSES and not shard:
+        travel = (count - 1) * message(batch, count)
+    matching = travel * config.patches_v * config.dim * 2 / (1 if count <= MOST_PROCESSES else 2) if scores else 0
     return own | {
         "embeddings": 2 * (count - 1) * rows * 2 * config.dim * 4,  # gathered, their gradient reduced and scattered
-        "memory": 2 * batch * stored * away,  # drawn rows, one step ahead, and, at most, kept ones
+        "memory": 2 * travel * stored,  # drawn rows and, at most, kept ones
         "pairs": matching,
     }
 
@@ -219,13 +229,14 @@ def model(args: argparse.Namespace) -> None:
     links = Links()
     print(f"{'GPUs':>5} {'sent, MB':>36} {'ms':>8} {'efficiency':>10}")
     for count in (8, 64, 512):
-        sent = bytes_of_a_step(args.methods.split(",")[0], args.batch, count, args.preset, args.shard)
+        sent = bytes_of_a_step(args.methods.split(",")[0], args.batch, count, args.preset, args.shard, args.codec)
         speed = links.inside if count <= links.machine else links.between
         seconds = {what: amount / speed + links.latency * count.bit_length() for what, amount in sent.items()}
         hidden = min(seconds["gradients"], args.ms / 1e3 / 2)  # behind the backward pass but for its first block
         if args.shard:  # and weights behind whatever is computed meanwhile
             hidden = min(seconds["gradients"] + seconds["weights"], args.ms / 1e3)
-        total = args.ms + 1e3 * (sum(seconds.values()) - hidden)
+        own = args.ms if count <= MOST_PROCESSES else max(args.ms, args.host)
+        total = own + 1e3 * (sum(seconds.values()) - hidden)
         shown = " ".join(f"{what} {amount / 1e6:.0f}" for what, amount in sent.items())
         print(f"{count:>5} {shown:>36} {total:8.1f} {args.ms / total:10.1%}")
 
@@ -238,6 +249,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--preset", default="base")
     parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--codec", action="store_true")
+    parser.add_argument("--host", type=float, default=0.0, help="ms that a host takes for a step that is not recorded")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)

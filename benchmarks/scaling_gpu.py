@@ -7,8 +7,8 @@
 - NCCL and DDP: a world of one process, as one of many would run (bar: 4%);
 - none, no graph: without torchrun and without CUDA graphs.
 
-For each method two processes, one of them started by torchrun. All compile at the same time and then measure one after
-the other. A row is written as soon as it is measured. In a world of one nothing is sent: what would be is counted.
+For each method two processes, one of them started by torchrun, compile at the same time and then measure one after the
+other. A row is written as soon as it is measured. In a world of one nothing leaves the process: what would is counted.
 Without a GPU it all happens with gloo and the model tiny, to see that it runs.
 """
 
@@ -41,30 +41,33 @@ PATIENCE = 600.0  # seconds that one process waits for the other
 
 
 def gpu(args: argparse.Namespace) -> None:
-    methods, torchrun = args.methods.split(","), ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    rows: list[dict[str, Any]] = []
+    for method in args.methods.split(","):
+        rows += _measured(method, args, rows)
+        compare(method, [each for each in rows if each["method"] == method])
+
+
+def _measured(method: str, args: argparse.Namespace, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a method, which are written with those before whenever there is a new one."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "1"]
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCHINDUCTOR_COMPILE_THREADS": "4"} | os.environ
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         sizes = [str(number) for number in (args.batch, args.steps, args.turns)]
-        commands = [
-            [*how, "-m", "benchmarks.scaling_gpu", folder, args.methods, method, *sizes]
-            for method in methods
-            for how in ([], ["-m", *torchrun, "--nproc-per-node", "1"])
-        ]
-        started = [subprocess.Popen([sys.executable, *command], env=env) for command in commands]
-        rows: list[dict[str, Any]] = []
+        command = ["-m", "benchmarks.scaling_gpu", folder, method, *sizes]
+        started = [subprocess.Popen([sys.executable, *how, *command], env=env) for how in ([], torchrun)]
         while any(each.poll() is None for each in started) and not any(each.poll() for each in started):
             time.sleep(0.2)
             if len(found := _rows(Path(folder))) > len(rows):
                 rows = found
-                write(args.out, rows)
+                write(args.out, before + rows)
         failed = any(each.poll() for each in started)
         for each in started:
             each.terminate()
             each.wait()
-    for method in dict.fromkeys(each["method"] for each in rows):
-        compare(method, [each for each in rows if each["method"] == method])
     if failed:
         raise SystemExit("a process failed")
+    return rows
 
 
 def compare(method: str, rows: list[dict[str, Any]]) -> None:
@@ -84,7 +87,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def measure(folder: Path, methods: list[str], method: str, batch: int, steps: int, turns: int) -> None:
+def measure(folder: Path, method: str, batch: int, steps: int, turns: int) -> None:
     """One of the processes: it makes the trainers of its kinds and measures when it is their turn."""
     on_gpu, under = torch.cuda.is_available(), "TORCHELASTIC_RUN_ID" in os.environ
     with processes(10) as peers:
@@ -95,12 +98,12 @@ def measure(folder: Path, methods: list[str], method: str, batch: int, steps: in
             made["none, no graph"] = make(method, batch, ALONE, "train.graph=false")
         if not under:
             print(f"{method}: bytes given to collectives in a step: {counted(made['NCCL and DDP'])}", flush=True)
-        (folder / f"ready {method} {under}").touch()
-        wait_for(lambda: len(list(folder.glob("ready *"))) == 2 * len(methods))
-        name, before = torch.cuda.get_device_name() if on_gpu else "CPU", methods.index(method) * turns * len(KINDS)
+        (folder / f"ready {under}").touch()
+        wait_for(lambda: len(list(folder.glob("ready *"))) == 2)
+        name = torch.cuda.get_device_name() if on_gpu else "CPU"
         for turn in range(turns * len(KINDS)):
             if one_of := made.get(kind := KINDS[turn % len(KINDS)]):
-                wait_for(partial(_count_is, folder, before + turn))
+                wait_for(partial(_count_is, folder, turn))
                 step_times(one_of, 2)
                 found = row(f"{name}: {kind}", method, 1, batch, *measured(one_of, steps))
                 with (folder / "rows.jsonl").open("a") as file:
@@ -160,5 +163,5 @@ def counted(one: Trainer) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    where, listed, one, *numbers = sys.argv[1:]
-    measure(Path(where), listed.split(","), one, *map(int, numbers))
+    where, one, *numbers = sys.argv[1:]
+    measure(Path(where), one, *map(int, numbers))

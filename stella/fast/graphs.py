@@ -23,18 +23,19 @@ Shape = tuple[int, ...]
 WARM_UPS = 3  # eager steps of a shape before it is recorded, to compile kernels and allocate workspaces
 SHARED_WARM_UPS = 11  # of several processes: DDP measures itself in the first ten
 MOST_GRAPHS = 6
+MOST_PROCESSES = 64  # with more, messages of one size would be mostly empty (results/scaling)
 
 
-def records(device: str, memory: str, divided: bool = False, machines: bool = False) -> tuple[bool, str]:
+def records(device: str, memory: str, divided: bool = False, processes: int = 1) -> tuple[bool, str]:
     """Whether steps can be recorded with the model and the memory on these types of device, and a remark if not.
 
-    `divided`: processes divide the weights; `machines`: they are on several machines.
+    `divided`: processes divide the weights.
     """
     if device != "cuda":
         return False, ""
     reasons = {
         "weights that processes divide are gathered by their hosts": divided,
-        "between machines rows travel in messages whose size hosts have to know": machines,
+        f"more than {MOST_PROCESSES} processes send messages whose size hosts have to know": processes > MOST_PROCESSES,
         "the rehearsal memory is not on the GPU": memory != device,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")

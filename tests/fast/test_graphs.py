@@ -30,17 +30,17 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize(
-    ("device", "memory", "divided", "machines", "why"),
+    ("device", "memory", "divided", "processes", "why"),
     [
-        ("cuda", "cuda", False, False, ""),
-        ("cuda", "cuda", True, False, "weights that processes divide"),
-        ("cuda", "cuda", False, True, "between machines"),
-        ("cuda", "cpu", False, False, "the rehearsal memory is not on the GPU"),
-        ("cpu", "cpu", True, True, ""),
+        ("cuda", "cuda", False, 64, ""),
+        ("cuda", "cuda", True, 8, "weights that processes divide"),
+        ("cuda", "cuda", False, 65, "more than 64 processes"),
+        ("cuda", "cpu", False, 1, "the rehearsal memory is not on the GPU"),
+        ("cpu", "cpu", True, 2, ""),
     ],
 )
-def test_what_is_not_recorded_says_why(device: str, memory: str, divided: bool, machines: bool, why: str) -> None:
-    found, remark = records(device, memory, divided, machines)
+def test_what_is_not_recorded_says_why(device: str, memory: str, divided: bool, processes: int, why: str) -> None:
+    found, remark = records(device, memory, divided, processes)
     assert found is (device == "cuda" and not why) and why in remark and bool(why) == bool(remark)
 
 
