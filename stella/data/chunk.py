@@ -77,7 +77,7 @@ class Maker:
     mels: int
     augment: bool
     seed: int
-    device: Device = "cpu"  # where batch sources make their clips
+    device: Device = "cpu"  # where clips are made, after they are decoded
     rank: int = 0  # of `count` processes, each of which makes its rows of every chunk
     count: int = 1
 
@@ -130,7 +130,8 @@ class Maker:
         lengths = torch.tensor([len(sound) for sound in sounds])  # [B]
         padded = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)  # [B, S]
         usable, used = [ids[row] for row in good], [gens[row] for row in good]
-        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, used), skipped)
+        video, sound, lengths = (send(rows, self.device) for rows in (torch.cat(videos), padded, lengths))
+        return Chunk(self._batch(video, sound, lengths, usable, used), skipped)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The same jobs. While one is done, array sources begin to read the clips of the next."""

@@ -5,8 +5,10 @@ kept: a uniform sample of everything that ever arrived, which needs no counter.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +83,17 @@ class HeldOut:
         if len(self.decoded) < DECODED:
             self.decoded[clip.key] = found
         return found
+
+    def decode(self) -> None:
+        """Read the clips that are to stay in memory, several at a time. One that cannot be read is met later."""
+
+        def read(index: int) -> None:
+            with suppress(ClipError):
+                self[index]
+
+        new = [index for index, key in enumerate(self.keys) if key not in self.decoded]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            list(threads.map(read, new[: max(0, DECODED - len(self.decoded))]))
 
     def labels(self, index: int) -> Labels:
         return Labels()

@@ -44,7 +44,7 @@ from stella.runs.environment import environment
 from stella.runs.progress import Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
-from stella.train.checkpoint import Checkpoints, copied
+from stella.train.checkpoint import Checkpoints, copied, fetched
 from stella.train.trainer import Trainer
 
 BEFORE = "before.pt"  # embeddings by the state before the round
@@ -215,6 +215,7 @@ class Learner:
         missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known], held.decoded)
         found = dict(known)
         if len(missing):
+            missing.decode()
             stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
             device, autocast = self.machine.device, self.machine.autocast
             made = embed(trainer.method.eval_model, missing, stream, device, autocast)
@@ -244,7 +245,7 @@ class Learner:
             loss, step = trainer.meter.read(), counters.step
             self.settle()
             state = copied({"trainer": trainer.state_dict(), "loss": loss})
-            self._behind.do(lambda: folder.checkpoints.save(step, state))
+            self._behind.do(lambda: folder.checkpoints.save(step, fetched(state)))
         return loss
 
     def _advance(self, plan: Plan, trainer: Trainer, skipped: Skipped) -> bool:
@@ -288,11 +289,12 @@ class Learner:
         slow = None if trainer.slow is None else copied(weights.state_of(trainer.slow.model))
 
         def write() -> None:
-            mark = fingerprint(model.config, under("backbone.", state), inputs)
+            here = fetched(state)
+            mark = fingerprint(model.config, under("backbone.", here), inputs)
             write_vectors(folder.embeddings, after, mark)
-            write_bytes(folder.weights, weights.packed_state(state, model.config, avm, extra, inputs))
+            write_bytes(folder.weights, weights.packed_state(here, model.config, avm, extra, inputs))
             if slow is not None:
-                write_bytes(folder.slow_weights, weights.packed_state(slow, model.config, None, extra, inputs))
+                write_bytes(folder.slow_weights, weights.packed_state(fetched(slow), model.config, None, extra, inputs))
 
         self._behind.do(write)
 

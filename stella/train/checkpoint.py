@@ -6,14 +6,15 @@ content, so that a file damaged by a kill, a full disk or a bad disk is recognis
 One process writes a file, `step-00000120-HASH.pt`. Several write a folder, `step-00000120-HASH.dcp`, each a part of it
 (`train/parts.py`). Both have the same content, and any number of processes reads either.
 
-A run goes on while a checkpoint is written: `begin` copies the state to main memory, and a thread writes the copy.
+A run goes on while a checkpoint is written: `begin` copies the state, and a thread writes the copy.
 """
 
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -61,7 +62,7 @@ class Checkpoints:
         peers = self.peers.aside
         room = 2 * peers.neighbours * _size(state) < free_bytes("cpu")
         copy = copied(state) if room else state
-        self._writing = _Writing(step, lambda: self._write(step, copy, peers))
+        self._writing = _Writing(step, lambda: self._write(step, fetched(copy), peers))
         if not room:
             self._writing.join()
 
@@ -177,30 +178,56 @@ def digest(path: Path) -> str:
 
 def _size(tree: Any) -> int:
     """Bytes of all tensors; of divided ones, own rows."""
+    return sum((each.to_local() if hasattr(each, "to_local") else each).nbytes for each in _tensors(tree))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
     if isinstance(tree, Mapping | list | tuple):
-        return sum(map(_size, tree.values() if isinstance(tree, Mapping) else tree))
-    own = tree.to_local() if hasattr(tree, "to_local") else tree
-    return own.nbytes if isinstance(own, Tensor) else 0
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(value)
+    elif isinstance(tree, Tensor):
+        yield tree
 
 
 def copied(tree: Any) -> Any:
-    """The same tree with copies of its tensors in main memory."""
+    """The same tree with copies of its tensors, on their device if it has room: `fetched` brings them later."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        try:
+            return tensor.detach().clone()
+        except torch.OutOfMemoryError:
+            return tensor.detach().to("cpu", copy=True)
+
+    return _mapped(copy, tree)
+
+
+def fetched(tree: Any) -> Any:
+    """The same tree in main memory. A GPU computes meanwhile: tensors come by a stream of their own."""
+    with ExitStack() as streams:
+        for device in {tensor.device for tensor in _tensors(tree)}:
+            if device.type == "cuda":
+                stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                stream.wait_stream(torch.cuda.default_stream(device))
+                streams.enter_context(torch.cuda.stream(stream))
+        return _mapped(Tensor.cpu, tree)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, Mapping):
-        return {key: copied(value) for key, value in tree.items()}
+        return {key: _mapped(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [copied(value) for value in tree]
-    return tree.detach().to("cpu", copy=True) if isinstance(tree, Tensor) else tree
+        return [_mapped(function, value) for value in tree]
+    return function(tree) if isinstance(tree, Tensor) else tree
 
 
 def _compact(tree: Any) -> Any:
     """The same tree with views copied: torch.save would write the whole storage of a view."""
-    if isinstance(tree, Mapping):
-        return {key: _compact(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_compact(value) for value in tree]
-    if isinstance(tree, Tensor) and tree.untyped_storage().nbytes() > tree.numel() * tree.element_size():
-        return tree.clone()
-    return tree
+
+    def compact(tensor: Tensor) -> Tensor:
+        whole = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+        return tensor if whole else tensor.clone()
+
+    return _mapped(compact, tree)
 
 
 class _Writer:
