@@ -40,7 +40,7 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,8 +78,10 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     shared, number, size = next(rendezvous("env://", timeout=limit))
     store = PrefixStore(_attempt(shared, number, size, 60 * minutes), shared)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
+    failed = True
     try:
         yield World(minutes)
+        failed = False
     except StellaError as error:
         _tell_once(store)
         error.told = True
@@ -98,8 +100,8 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         gone.told = True
         raise gone from error
     finally:
-        with suppress(Exception):
-            dist.destroy_process_group()
+        with suppress(Exception):  # a GPU may wait for another process forever: it has to be told not to
+            _abort_process_group() if failed and on_gpu else dist.destroy_process_group()
 
 
 def _attempt(store: Any, rank: int, count: int, seconds: float) -> str:

@@ -95,10 +95,11 @@ def world() -> Iterator[World]:
 
 
 @cuda
-@pytest.mark.parametrize("name", METHODS)
-def test_steps_of_processes_are_recorded_and_the_same(name: str, world: World) -> None:
+@pytest.mark.parametrize("case", [*METHODS, "stella train.accumulate=2"])
+def test_steps_of_processes_are_recorded_and_the_same(case: str, world: World) -> None:
     """With DDP and all that travels: here, from a process to itself."""
-    same(trained(name, graph=False), trained(name, graph=True, peers=world))
+    name, *more = case.split()
+    same(trained(name, *more, graph=False), trained(name, *more, graph=True, peers=world))
 
 
 def same(plain: Trainer, replayed: Trainer) -> None:
