@@ -161,6 +161,24 @@ def test_what_is_written_meanwhile_is_the_state_of_its_beginning(
     assert same(Checkpoints(tmp_path).load(), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpus_state_is_that_of_its_beginning_while_it_goes_on(tmp_path: Path) -> None:
+    """A copy on the GPU, fetched by another thread: what the GPU computes before counts, what it computes after not."""
+    checkpoints, n = Checkpoints(tmp_path), 4096
+    one = torch.eye(n, device="cuda")
+    for _ in range(20):
+        one = one @ torch.eye(n, device="cuda")  # not done yet when the copy is asked for
+    one += 1
+    checkpoints.begin(1, {"trainer": {"x": one, "y": [one[:2]]}})
+    for _ in range(20):
+        one.mul_(2)
+    assert checkpoints.finished(wait=True)
+    found = checkpoints.load()
+    assert found and found["trainer"]["x"].device.type == "cpu"
+    assert torch.equal(found["trainer"]["x"], torch.eye(n) + 1)
+    assert torch.equal(found["trainer"]["y"][0], (torch.eye(n) + 1)[:2])
+
+
 def test_an_error_in_the_background_is_raised_when_it_is_asked_for(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(1, state(1))
