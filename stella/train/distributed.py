@@ -100,6 +100,8 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         gone.told = True
         raise gone from error
     finally:
+        if failed and number == 0:
+            _linger(store, size)
         with suppress(Exception):  # a GPU may wait for another process forever: it has to be told not to
             _abort_process_group() if failed and on_gpu else dist.destroy_process_group()
 
@@ -139,6 +141,14 @@ def _tell_once(store: Any) -> None:
     with suppress(Exception):  # the store may be gone with the process that kept it
         if store.add(FAILED, 1) > 1:
             raise Elsewhere(2) from None
+
+
+def _linger(store: Any, count: int) -> None:
+    """Two seconds at most: this process may keep the store, in which those that fail with it look who has told."""
+    end = time.monotonic() + 2
+    with suppress(Exception):
+        while store.add(FAILED, 0) < count and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def own_gpu() -> int:
