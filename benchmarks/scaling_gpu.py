@@ -32,7 +32,8 @@ import torch.distributed as dist
 from benchmarks.scaling import measured, row, trainer, write
 from stella.bench.steps import step_times, warm_up
 from stella.peers import ALONE, Peers
-from stella.train.distributed import World, processes
+from stella.train.distributed import World
+from stella.train.processes import processes
 from stella.train.trainer import Trainer
 
 KINDS = ("none", "torchrun", "NCCL and DDP", "none, no graph")

@@ -22,7 +22,8 @@ class Route:
         """No process gives or takes more than `most` rows."""
         self.peers, self.owner, self.at = peers, owner, at
         size = message(most, peers.count) if peers.static else len(owner)
-        number, pair = torch.arange(len(owner), device=owner.device), owner * peers.count + to
+        number = torch.arange(len(owner), device=owner.device)
+        pair = torch.where(to < 0, -1, owner * peers.count + to)
         order = pair.argsort(stable=True)
         first = torch.searchsorted(pair[order], pair[order])
         place = (number - first).clamp(max=size - 1)

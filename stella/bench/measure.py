@@ -25,7 +25,7 @@ from stella.runs.build import check
 from stella.runs.config import RunConfig
 from stella.runs.progress import say
 from stella.train.device import Clock
-from stella.train.distributed import processes
+from stella.train.processes import processes
 from stella.train.trainer import Trainer
 
 

@@ -65,7 +65,7 @@ def options(
     ] = False,
 ) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and context.invoked_subcommand not in SHARED:
-        from stella.train.distributed import started
+        from stella.train.processes import started
 
         if (count := started()) > 1:
             raise StellaError(
@@ -88,7 +88,7 @@ def main() -> None:
 def _let_the_first_say_it(told: bool = False) -> None:
     """Processes of torchrun that fail alike before they know of one another: it ends the others meanwhile."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not told:
-        from stella.train.distributed import first
+        from stella.train.processes import first
 
         time.sleep(0 if first() else 10)
 

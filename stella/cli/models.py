@@ -149,7 +149,7 @@ def bench(
     from stella.data.packed import Packed
     from stella.runs.config import RunConfig, machine
     from stella.runs.environment import environment
-    from stella.train.distributed import first, started
+    from stella.train.processes import first, started
 
     console.quiet = not first()
     if profile and started() > 1:

@@ -18,7 +18,7 @@ from stella.runs.config import RunConfig, model_config, settle, stored_config
 from stella.runs.folder import RunFolder
 from stella.runs.progress import say
 from stella.train.device import runtime
-from stella.train.distributed import Elsewhere, processes
+from stella.train.processes import Elsewhere, processes
 
 
 def evaluate_weights(

@@ -41,7 +41,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
-from stella.train.distributed import first, job, processes, restarts
+from stella.train.processes import first, job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]

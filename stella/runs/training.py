@@ -29,7 +29,7 @@ from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints, size_of
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime
-from stella.train.distributed import job, restarts
+from stella.train.processes import job, restarts
 from stella.train.trainer import Trainer
 
 MOST_SKIPPED = 10  # steps in a row without a finite loss

@@ -15,7 +15,7 @@ from torch import Tensor
 from stella.errors import ConfigError
 from stella.fast.activations import Activations
 from stella.fast.parts import missing, seconds_compiling
-from stella.train.distributed import own_gpu
+from stella.train.processes import own_gpu
 
 Precision = Literal["auto", "float32", "bfloat16"]
 Compile = Literal["auto", "on", "off"]
