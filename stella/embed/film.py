@@ -15,6 +15,7 @@ from stella.embed.localise import Maps
 from stella.embed.model import Model
 from stella.errors import ClipError, StellaError, require
 from stella.files import whole
+from stella.media.codecs import make_scaler
 from stella.media.convert import picture
 from stella.media.decode import tracks
 from stella.media.encode import BT601, CRF
@@ -60,7 +61,7 @@ def write_film(model: Model, maps: Maps, path: Path, out: Path) -> int:
 
 def _frames(source: Any, stream: Any, fps: float, end: float) -> Iterator[Tensor]:
     """Frames uint8 [3, H, W] at a fixed rate, each the one that is shown at its time; the last one until the end."""
-    scaler = require("av.video.reformatter").VideoReformatter()
+    scaler = make_scaler()
     origin, tick, due, shown = (source.start_time or 0) / 1e6, float(stream.time_base), 0, None
     for frame in source.decode(stream):
         begin = (frame.pts or 0) * tick - origin

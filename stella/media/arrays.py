@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import StellaError, require
+from stella.media.codecs import make_scaler
 from stella.media.convert import RING, Sound, picture
 from stella.media.inputs import Inputs
 from stella.media.windows import Window, hop_of, starts
@@ -94,4 +95,4 @@ def _scaled(pixels: Tensor, size: int) -> Tensor:
         return pixels
     image = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
     frame = require("av").VideoFrame.from_ndarray(image, format="rgb24")
-    return picture(frame, require("av.video.reformatter").VideoReformatter(), None, size)
+    return picture(frame, make_scaler(), None, size)

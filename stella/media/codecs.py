@@ -21,9 +21,10 @@ def encode_jpegs(frames: Tensor) -> list[bytes]:
     codec.height, codec.width = frames.shape[-2:]
     codec.pix_fmt, codec.framerate = "yuvj420p", 1
     codec.qmin = codec.qmax = JPEG_QUANTISER
+    own, how = make_scaler(), {"format": "yuvj420p", "interpolation": exact(), "threads": 1}
     packets = []
     for number, pixels in enumerate(frames.permute(0, 2, 3, 1).contiguous().numpy()):
-        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="yuvj420p", interpolation=exact())
+        frame = own.reformat(av.VideoFrame.from_ndarray(pixels, format="rgb24"), **how)
         frame.pts = number
         packets += codec.encode(frame)
     return [bytes(packet) for packet in [*packets, *codec.encode(None)]]
@@ -40,7 +41,8 @@ def decode_jpegs(files: list[bytes], size: int | None = None) -> Tensor:
     height, width = frames[0].height, frames[0].width
     scale = size / min(height, width) if size else 1.0
     height, width = max(1, round(height * scale)), max(1, round(width * scale))
-    frames = [frame.reformat(width, height, "rgb24", interpolation=exact()) for frame in frames]
+    own, how = make_scaler(), {"format": "rgb24", "interpolation": exact(), "threads": 1}
+    frames = [own.reformat(frame, width, height, **how) for frame in frames]
     pixels = np.stack([frame.to_ndarray() for frame in frames])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
@@ -67,6 +69,12 @@ def decode_flac(file: bytes) -> Tensor:
         raise ValueError("a FLAC file holds no sound of 16 bits at 16 kHz")
     pieces = [frame.to_ndarray()[0] for frame in frames]
     return torch.from_numpy(np.concatenate(pieces)).float() / 32768
+
+
+def make_scaler() -> Any:
+    """A scaler for all frames of a file; its set-up is expensive. (`frame.reformat` uses one that PyAV keeps for the
+    process, with threads of its own: it hangs in a fork.) Pass `threads=1`, since files are read in parallel."""
+    return require("av.video.reformatter").VideoReformatter()
 
 
 def exact() -> Any:

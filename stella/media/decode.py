@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, SAMPLE_RATE, Clip
 from stella.errors import ClipError, ConfigError, require
+from stella.media.codecs import make_scaler
 from stella.media.convert import Sound, picture
 from stella.media.files import LIMITS, Limits, check_time, open_media, shorter_than_stated
 
@@ -316,7 +317,7 @@ class Cut:
         context, packets = self.video.codec_context, self.video_packets
         by_pts = {packets[i].pts: i for i in wanted}
         found: dict[int, Tensor] = {}
-        scaler = require("av.video.reformatter").VideoReformatter()  # one for all frames: its set-up is expensive
+        scaler = make_scaler()
         for begin, end in _stretches([(self._key(i) if first is None else first, i) for i in wanted]):
             for i in [*range(begin, end + 1), None]:
                 check_time(self.path, self.deadline)

@@ -11,6 +11,7 @@ from torch import Tensor
 from stella.clip import SAMPLE_RATE
 from stella.errors import StellaError, require
 from stella.files import whole
+from stella.media.codecs import make_scaler
 
 CRF = "18"  # quality of H.264: 0 (lossless) to 51
 BT601 = 6  # FFmpeg's number for the colour space that its scaler assumes for untagged video
@@ -51,9 +52,9 @@ def encode(path: Path | str, frames: Tensor, waveform: Tensor, fps: float) -> No
 def _write(container: Any, video: Any, audio: Any, frames: Tensor, waveform: Tensor) -> None:
     av = require("av")
     pixels = frames.permute(0, 2, 3, 1).contiguous().cpu().numpy()  # [N, H, W, 3]
+    own, how = make_scaler(), {"format": "yuv420p", "dst_colorspace": "ITU601", "dst_color_range": "MPEG", "threads": 1}
     for i, picture in enumerate(pixels):
-        frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-        frame = frame.reformat(format="yuv420p", dst_colorspace="ITU601", dst_color_range="MPEG", threads=1)
+        frame = own.reformat(av.VideoFrame.from_ndarray(picture, format="rgb24"), **how)
         frame.pts, frame.time_base = i, 1 / video.codec_context.framerate
         container.mux(video.encode(frame))
     container.mux(video.encode())

@@ -1,9 +1,12 @@
+import multiprocessing
+
+import numpy as np
 import pytest
 import torch
 
 from stella.media.codecs import decode_flac, decode_jpegs, encode_flac, encode_jpegs
 
-pytest.importorskip("av")
+av = pytest.importorskip("av")
 
 
 def test_jpegs_keep_smooth_pictures_their_order_and_their_colours() -> None:
@@ -27,3 +30,19 @@ def test_flac_keeps_sixteen_bits_and_clips_the_rest() -> None:
     assert back[:2].tolist() == [32767 / 32768, -1.0]
     assert torch.allclose(back[2:], waveform[2:], atol=0.51 / 32768)
     assert torch.equal(decode_flac(encode_flac(back)), back)
+
+
+def test_a_fork_of_a_process_that_scales_frames_with_threads_does_not_hang() -> None:
+    av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24").reformat(format="yuvj420p")
+    child = multiprocessing.get_context("fork").Process(target=_encode_and_decode, daemon=True)
+    child.start()
+    child.join(20)
+    hung = child.is_alive()
+    child.kill()
+    child.join()
+    assert not hung and child.exitcode == 0
+
+
+def _encode_and_decode() -> None:
+    torch.set_num_threads(1)
+    decode_jpegs(encode_jpegs(torch.zeros(2, 3, 48, 64, dtype=torch.uint8)), size=24)
