@@ -12,6 +12,7 @@ system itself runs short, it ends workers before their parent.
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import multiprocessing
 import os
@@ -248,6 +249,7 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, mem
     with contextlib.suppress(AttributeError, OSError):  # Linux: it ends with its parent even when it is stopped
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
+    gc.freeze()  # what the parent had is never collected here: a fork cannot free what has threads, such as a decoder
     _limit_memory(memory)
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
