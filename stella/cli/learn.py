@@ -36,10 +36,12 @@ def learn(
     ] = 10.0,
     guard: Annotated[
         float | None,
-        typer.Option(help="Keep a round apart if A on old clips falls by more points.", show_default="off"),
+        typer.Option(
+            min=0, help="Keep a round apart if A on old clips falls by more points than this.", show_default="off"
+        ),
     ] = None,
     share: Annotated[
-        float | None, typer.Option(help="Share of the recordings to measure with.", show_default="0.05")
+        float | None, typer.Option(help="Share of the recordings to set aside and measure with.", show_default="0.05")
     ] = None,
     held: Annotated[int | None, typer.Option(help="Clips to measure with, at most.", show_default="500")] = None,
     effort: Annotated[
@@ -59,6 +61,7 @@ def learn(
     """Go on learning from whatever is new. Clips that were learnt are never learnt again; a kill loses nothing."""
     from stella.learn import loop
     from stella.learn.home import Home, Settings
+    from stella.learn.items import refuse_empty
     from stella.learn.status import status_table
 
     sources = [word for word in given or [] if "=" not in word or Path(word).exists()]
@@ -75,8 +78,11 @@ def learn(
             raise StellaError("give at least one folder to learn from: stella learn HOME SRC…")
         base = there.settings if there.exists else Settings()
         settings = loop.with_changes(base, guard=guard, share=share, held=held, effort=effort, keep=keep)
+        pause = _seconds(every)
+        if not watch and not there.exists and len(sources) == 1:
+            refuse_empty(sources[0])
         config = None if run else _config(there, recipe, values, sources)
-        when = loop.Watch(clips or 500, _seconds(every), settle) if watch else None
+        when = loop.Watch(clips or 500, pause, settle) if watch else None
         done = loop.learn(
             home, sources, config, settings, run=run, epochs=epochs, clips=clips, watch=when, console=console
         )

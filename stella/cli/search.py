@@ -63,6 +63,7 @@ def index(
     ] = False,
 ) -> None:
     """Make a folder searchable, or bring its index up to date. Stop it at any time and run it again."""
+    from stella.model.weights import shipped
     from stella.report.found import state_table
     from stella.search.index import Index
 
@@ -82,6 +83,12 @@ def index(
         done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         _list_bad(found, SHOWN_BAD)
         say(str(done))
+        if done.counts.added and (name := found.serving().origin) in shipped():
+            say(
+                f"{name} knows rendered scenes, not the world; let it learn from your videos, "
+                f"stella learn HOME SRC model.weights={name}, then stella index {root} --refresh --model HOME",
+                "yellow",
+            )
     if compact:
         say(f"{found.compact():,} rows of dropped windows removed")
     if faiss:
@@ -121,7 +128,7 @@ def search(
     """Find the moments that fit a sound, a video or a moment of one."""
     import json
 
-    from stella.report.found import found_table, found_tree, write_found
+    from stella.report.found import asked_in_words, found_table, found_tree, write_found
     from stella.search.index import Index
 
     asked = {"to": to, "by": by, "path": path, "label": label, "merge": not all_windows}
@@ -131,10 +138,12 @@ def search(
     if as_json:
         typer.echo(json.dumps(found_tree(found), indent=2))
         return
-    wide(120).print(found_table(found), highlight=False)
+    if found.hits:
+        say(asked_in_words(found), "dim")
+        wide(120).print(found_table(found), highlight=False)
+    else:
+        say("nothing found: no file passes the filters" if path or label else "nothing found: the index is empty")
     if found.note:
         say(found.note, "yellow")
-    if not found.hits:
-        say("nothing found: no file passes the filters" if path or label else "nothing found: the index is empty")
     if page:
         say(str(page))

@@ -7,6 +7,7 @@ import typer
 
 from stella.cli.common import Overrides, console, say, split
 from stella.errors import StellaError
+from stella.runs.progress import number_of
 
 
 def transfer(
@@ -56,12 +57,17 @@ def transfer(
         result = runs.transfer(config, run or Path("runs") / run_name(config), console=console)
     if result.finished:
         end = result.end
-        figures = ", ".join(f"{name} {value:.1f}" for name, value in end["test"].items())
+        figures = ", ".join(f"{_in_words(name)} {value:.1f}" for name, value in end["test"].items())
         beside = ", ".join(f"{name} {value:.1f}" for name, value in end["ceilings"].items())
-        say(f"{end['task']}: {figures} on {end['parts'][2]} test clips ({end['figure']} by {beside}); in {result.run}")
+        clips = number_of(end["parts"][2], "test clip")
+        say(f"{end['task']}: {figures} on {clips} ({end['figure']} by {beside}); in {result.run}")
         if (result.run / runs.PREDICTIONS).exists():
             say(f"{predictions_sheet(result.run, result.run / 'predictions.png')}  what it says of a few test clips")
     raise typer.Exit(result.exit_code)
+
+
+def _in_words(figure: str) -> str:
+    return "mAP" if figure == "map" else figure.replace("a2v_", "a→v R@").replace("v2a_", "v→a R@")
 
 
 def _data(recipe: str | None) -> dict[str, object] | None:

@@ -99,8 +99,8 @@ class SourceConfig(ABC):
         """
         if task not in ("retrieval", "matching", "classify"):
             raise StellaError(
-                f"data.source={self.source} has no ground truth for {task}; leave DATA out for scenes, or give one "
-                "that has (stella transfer --help)"
+                f"data.source={self.source} has no ground truth for {task}; it serves classify (sub-folders or labels "
+                f"are classes), retrieval and matching: leave data.source out to test {task} on scenes"
             )
         train, test = (join([source for _, source in tasks]) for tasks in (self.train_tasks(), self.eval_tasks()))
         held, kept = self._validation(train)

@@ -144,9 +144,13 @@ def names() -> list[str]:
 
 def find(recipe: str, beside: Path) -> Path:
     """The file of a recipe: a path (relative to `beside`) if it looks like one, else the name of a shipped recipe."""
+    known = shipped()
+    if recipe not in known and (beside / recipe).is_dir():
+        raise ConfigError(
+            f"{recipe} is a folder, not a recipe; take its videos with data.source=folder data.path={recipe}"
+        )
     if "/" in recipe or "\\" in recipe or recipe.endswith(".toml"):
         return beside / recipe
-    known = shipped()
     if recipe not in known:
         near = difflib.get_close_matches(recipe, known, n=1, cutoff=0.0)
         raise ConfigError(

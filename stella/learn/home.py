@@ -241,7 +241,8 @@ class Home:
     def rollback(self, number: int) -> None:
         """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
         if not 1 <= number < self.current:
-            raise StellaError(f"--rollback {number}: rounds 1 to {self.current - 1} come before the present one")
+            earlier = f"from 1 to {self.current - 1}" if self.current > 1 else "there are none"
+            raise StellaError(f"--rollback {number} must be a round before the one in use, {self.current}: {earlier}")
         if not self.round(number).checkpoints.folder.exists():
             kept = [n for n in range(1, self.current) if self.round(n).checkpoints.folder.exists()]
             listed = ", ".join(map(str, kept)) or "none"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stella.clip import MIDDLE, Clip, Source, Windowed, location_of
-from stella.data.folder import VIDEO_SUFFIXES, walk
+from stella.data.folder import VIDEO_SUFFIXES, find_videos, walk
 from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.views import View, view
@@ -227,6 +227,12 @@ def content(path: Path) -> str:
         file.seek(max(SAMPLE, size - SAMPLE))
         ends += file.read(SAMPLE)
     return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+
+
+def refuse_empty(root: str) -> None:
+    """Before a learner is made whose only folder holds nothing: most likely a wrong path."""
+    if kind_of(root)[0] == "folder":
+        find_videos(Path(root))
 
 
 def kind_of(root: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
-from stella.runs.progress import say
+from stella.runs.progress import number_of, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import changed_keys
 
@@ -155,8 +155,8 @@ class Session:
         for problem in self.scanner.problems:
             self.learner.say(problem, "yellow")
         if not new:
-            known = sum(plan.clips for plan in self.home.plans())
-            self.learner.say(f"nothing new: {known:,} clips were learnt in {self.home.current} rounds")
+            known, rounds = sum(plan.clips for plan in self.home.plans()), number_of(self.home.current, "round")
+            self.learner.say(f"nothing new: {number_of(known, 'clip')} learnt in {rounds}")
         for start in range(0, len(new), clips or len(new) or 1):
             self._done(self.learner.begin(new[start : start + clips if clips else None], self.epochs))
 

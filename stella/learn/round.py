@@ -41,7 +41,7 @@ from stella.rng import generator
 from stella.runs.build import build_method
 from stella.runs.config import machine
 from stella.runs.environment import environment
-from stella.runs.progress import Display, say
+from stella.runs.progress import Display, number_of, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, copied, fetched
@@ -351,9 +351,12 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
 
 def told(record: Line) -> str:
     """One line about a round."""
-    parts = [f"round {record['round']}: {record['clips']} clips learnt, {record['set_aside']} set aside"]
+    learnt, aside = number_of(record["clips"], "clip"), record["set_aside"]
+    parts = [f"round {record['round']}: {learnt} learnt, {aside} set aside"]
     both = {name: record[name] for name in ("old", "new") if record[name]}
     parts += [f"A on {name} clips {each['before']:.1f} → {each['after']:.1f}" for name, each in both.items()]
+    if not both:
+        parts.append("too few to measure with")
     if record["F"] is not None:
         parts.append(f"F {record['F']:.1f}")
     if record["skipped"]:

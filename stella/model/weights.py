@@ -31,14 +31,21 @@ FILE = "model.safetensors"  # in the folder of a run or of a saved model
 OURS = "stella"  # the metadata key, and the format's name
 
 
+def shipped() -> list[str]:
+    """The names of the weights that come with the package."""
+    return sorted(file.stem for file in SHIPPED.glob("*.safetensors"))
+
+
 def find(name: Path | str) -> Path:
     """The weight file of a shipped name (`base-tiny`), of a folder (a finished run, a saved model), or the file itself.
 
     Every place that asks for a model asks here.
     """
-    shipped, path = SHIPPED / f"{name}.safetensors", Path(name)
-    if shipped.is_file() or not path.is_dir():
-        return shipped if shipped.is_file() else path
+    path = Path(name)
+    if str(name) in shipped():
+        return SHIPPED / f"{name}.safetensors"
+    if not path.is_dir():
+        return path
     if (path / FILE).is_file():
         return path / FILE
     if (path / "config.json").is_file():
@@ -206,9 +213,9 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as stream:
             head = stream.read(9)
     except OSError as error:
-        shipped = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.safetensors")))
+        names = ", ".join(shipped())
         raise WeightsError(
-            f"{path} cannot be read ({error.strerror}); check the path, or take weights that ship: {shipped}"
+            f"{path} cannot be read ({error.strerror}); check the path, or take weights that ship: {names}"
         ) from error
     if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")

@@ -29,6 +29,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:04.1f}" if hours else f"{minutes}:{rest:04.1f}"
 
 
+def asked_in_words(found: Found) -> str:
+    """What was searched for: `sounds that fit the pictures of dog.mp4, 0:10.0 – 0:12.6`."""
+    query, wanted = found.query, "sounds" if found.to == "audio" else "pictures"
+    if not query.file:
+        return f"{wanted} that fit"
+    by, moment = "sound" if query.by == "audio" else "pictures", f"{clock(query.start)} – {clock(query.end)}"
+    return f"{wanted} that fit the {by} of {plain(Path(query.file).name)}, {moment}"
+
+
 def found_table(found: Found) -> Table:
     labels = any(_own_label(hit) for hit in found.hits)
     table = Table("", "score", "moment", *(["label"] if labels else []), "file", box=None, padding=(0, 2, 0, 0))
@@ -109,7 +118,7 @@ def write_found(found: Found, out: Path) -> None:
         }
         if query.file
         else None,
-        to="sounds" if found.to == "audio" else "moments",
+        asked=asked_in_words(found),
         hits=[_card(hit, out) for hit in found.hits],
         note=found.note,
     )

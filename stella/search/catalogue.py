@@ -65,7 +65,8 @@ class Catalogue:
     def __init__(self, root: Path) -> None:
         self.root, self.path = root, root / "catalogue.sqlite"
         if not self.path.is_file():
-            raise StellaError(f"{root} holds no index; make one with: stella index SRC {root}")
+            fill = f"{root} INDEX" if root.is_dir() and any(root.iterdir()) else f"SRC {root}"
+            raise StellaError(f"{root} holds no index; make one with: stella index {fill}")
         # SQLite cannot share memory where it cannot write; there, nobody else writes either
         frozen = not os.access(root, os.W_OK) and not self.path.with_name("catalogue.sqlite-wal").exists()
         place = f"{self.path.absolute().as_uri()}?immutable=1" if frozen else self.path
@@ -89,7 +90,9 @@ class Catalogue:
         if root.is_dir() and not (root / "catalogue.sqlite").exists():
             others = [path.name for path in root.iterdir() if path.name not in ours]
             if others:
-                raise StellaError(f"{root} is no index and holds {others[0]!r}; name an empty or a new folder")
+                raise StellaError(
+                    f"{root} is no index and holds {others[0]!r}; name a new folder after it: stella index SRC INDEX"
+                )
         (root / "vectors").mkdir(parents=True, exist_ok=True)
         path = root / "catalogue.sqlite"
         with lock(root / "lock"), _explained(path), closing(sqlite3.connect(path, isolation_level=None)) as db:

@@ -30,7 +30,7 @@ from stella.runs.clips import fingerprint, keep_clips
 from stella.runs.config import machine
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
-from stella.runs.progress import say
+from stella.runs.progress import number_of, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
 from stella.train.trainer import Trainer
@@ -58,7 +58,9 @@ def transfer(
     with folder.locked(), explain_full_disk(folder.root):
         if folder.started:
             if not resume:
-                raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
+                raise StellaError(
+                    f"{run} already holds a run; continue it with --resume {run}, or give this one a folder with --run"
+                )
             _check_unchanged(folder, config)
             if folder.end is not None:
                 return RunResult(folder.root, True, folder.end)
@@ -138,7 +140,9 @@ class TransferRun(Training):
             batches: Iterable[Batch] = evaluation_batches(source, stream, self.machine.device, skipped)
             if part == "train" and config.stream.augment:
                 batches = Epochs(source, views, stream, self.machine.device, skipped)
-            say(self.console, f"features of {len(source) * views:,} clips to {_PURPOSE[part]}", "dim")
+            clips, rows = len(getattr(self.parts, part)), len(source) * views
+            each = f", {rows // clips} windows of each" if rows > clips else ""
+            say(self.console, f"features of {number_of(clips, 'clip')} to {_PURPOSE[part]}{each}", "dim")
 
             def columns(batch: Batch) -> Columns:
                 with self.machine.autocast():

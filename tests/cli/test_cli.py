@@ -72,19 +72,28 @@ def test_help_names_every_command() -> None:
         (["scenes", "preview", "--split", "test"], "unknown split 'test' of scenes; choose one of train"),
         (["look", "VIDEOS", "--out", "sheet.xyz"], "--out sheet.xyz must end in .png"),
         (["scenes", "render", "/proc/none", "--clips", "1"], "/proc/none"),
+        (["pretrain", "VIDEOS"], "VIDEOS is a folder, not a recipe; take its videos with data.source=folder"),
+        (["transfer", "classify", "base-tiny", "./VIDEOS"], "./VIDEOS is a folder, not a recipe"),
+        (
+            ["transfer", "events", "base-tiny", "data.source=folder", "data.path=VIDEOS"],
+            "has no ground truth for events",
+        ),
+        (["learn", "HOME", "VIDEOS"], "VIDEOS holds no videos"),
+        (["learn", "HOME", "VIDEOS", "--every", "5"], "--every 5 must be a number and a unit"),
     ],
 )
 def test_an_error_is_one_sentence_and_status_2(
     args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "VIDEOS").mkdir()  # and empty
     monkeypatch.setattr(sys, "argv", ["stella", *args])
     with pytest.raises(SystemExit) as ended:
         main()
     shown = capsys.readouterr().err
     assert ended.value.code == 2
     assert shown.startswith("error: ") and said in shown and shown.count("\n") == 1
-    assert not list(tmp_path.rglob("lock"))
+    assert not list(tmp_path.rglob("lock")) and not (tmp_path / "HOME").exists()
 
 
 def test_help_needs_no_heavy_imports() -> None:

@@ -117,7 +117,7 @@ def test_rollback_makes_later_clips_new_again(three: Path, sources: list[str], t
     assert Home(home).current == 2 and len(list((home / "undone").iterdir())) == 1
     learn(home, sources, console=quiet())
     assert same(state(home), whole)
-    with pytest.raises(StellaError, match="rounds 1 to 2 come before"):
+    with pytest.raises(StellaError, match="before the one in use, 3: from 1 to 2"):
         rollback(home, 3, quiet())
 
 

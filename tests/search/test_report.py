@@ -44,6 +44,7 @@ def test_index_and_search_on_the_command_line(folder: Path) -> None:
     found = run.invoke(app, ["search", "index", "src/bell.wav", "-k", "3"])
     assert found.exit_code == 0, found.output
     assert "<b>[red]&.mp4" in found.output and "\\udcff\\n.mp4" in found.output and "0:00.0 – 0:02.0" in found.output
+    assert found.output.startswith("pictures that fit the sound of bell.wav, 0:00.0 – ")
     tree = json.loads(run.invoke(app, ["search", "index", "src/bell.wav", "--json", "--label", "dogs"]).output)
     assert {hit["path"] for hit in tree["hits"]} == {os.fsdecode(b"dogs/\xff\n.mp4")}
     assert (tree["query"]["by"], tree["to"], tree["exact"]) == ("audio", "video", True)
@@ -71,6 +72,8 @@ def test_index_and_search_on_the_command_line(folder: Path) -> None:
         (["index", "nowhere", "index"], "nowhere is not a folder"),
         (["index", "src", "index", "--model", "two"], "all its vectors are stale; add --refresh"),
         (["index", "index", "src"], "src is no index and holds"),
+        (["index", "src"], "name a new folder after it: stella index SRC INDEX"),
+        (["search", "src", "src/bell.wav"], "src holds no index; make one with: stella index src INDEX"),
         (["index", "--forget", "index"], "--forget needs the folders to drop"),
         (["index", "--compact", "--forget", "src/cats", "index"], "is no folder of index"),
     ],
@@ -92,6 +95,7 @@ def test_the_page_plays_the_files_and_escapes_their_names(folder: Path) -> None:
     done = run.invoke(app, ["search", "index", "src/bell.wav", "--page", "pages/found.html"])
     assert done.exit_code == 0 and done.output.endswith("pages/found.html\n"), done.output
     page = (folder / "pages" / "found.html").read_text()
+    assert re.search(r"<h2>\d+ pictures that fit the sound of bell.wav, 0:00.0 – ", page)
     assert "&lt;b&gt;[red]&amp;.mp4" in page and "<b>" not in page and "\\udcff\\n.mp4" in page
     sources = re.findall(r'<(video|audio) [^>]*src="([^"#]*)#t=([\d.]+),([\d.]+)"', page)
     assert {kind for kind, *_ in sources} == {"video", "audio"} and len(sources) > 2
