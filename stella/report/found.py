@@ -16,7 +16,8 @@ from stella.files import write_text
 from stella.media.codecs import encode_jpegs
 from stella.media.decode import Plan, decode_track
 from stella.report.page import TEMPLATES
-from stella.search.index import Found, Hit
+from stella.search.hits import Hit
+from stella.search.index import Found
 from stella.search.maintain import State
 
 THUMBNAIL = 180  # pixels of the short side

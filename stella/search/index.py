@@ -6,18 +6,15 @@ INDEX/derived/           what can be built again from the two (ivf.py)
 INDEX/lock               held by the one that writes
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from heapq import merge as merge_sorted
 from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from stella import embed
@@ -28,8 +25,9 @@ from stella.files import lock
 from stella.search import asked as asked_for
 from stella.search import ivf, maintain
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
+from stella.search.hits import Hit, allowed_rows, files_of, hits_of
 from stella.search.maintain import BadFile, State, Summary
-from stella.search.nearest import Place, Shards, first_rows, ranked
+from stella.search.nearest import Place, ranked
 from stella.search.query import Query, embed_query, other
 from stella.search.sources import open_source
 from stella.search.translations import Translations
@@ -37,24 +35,6 @@ from stella.search.vectors import Mapped
 
 DEFAULT_MODEL = "base-small"
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A moment that fits."""
-
-    path: str  # below `root`; any bytes, as `os.fsdecode` gives them
-    root: Path
-    label: str | None
-    modality: Modality  # what was compared: its pictures or its sound
-    start: float  # seconds
-    end: float
-    score: float  # cosine of the angle between the vectors
-    place: Place  # of its vector: shard and row
-
-    @property
-    def file(self) -> Path:
-        return self.root / self.path
 
 
 @dataclass(frozen=True)
@@ -229,7 +209,7 @@ class Index:
         def read(catalogue: Catalogue) -> Moment:
             for model, modality in product(catalogue.answering(), MODALITIES):
                 shards = self._mapped.open(catalogue, model, modality)
-                for hit in _hits(catalogue, iter([(place, 1.0)] if place[0] in shards else []), modality, 1, False):
+                for hit in hits_of(catalogue, iter([(place, 1.0)] if place[0] in shards else []), modality, 1, False):
                     vector = shards[place[0]][place[1]].float()
                     query = Query(vector, modality, "", hit.start, hit.end, model.fingerprint)
                     stamp = catalogue.db.execute(
@@ -292,12 +272,12 @@ class Index:
             if derived:
                 found.append(ivf.ranked(derived, shards, query))
             else:
-                found.append(ranked(shards, query, _allowed(catalogue, shards, path, label) if filtered else None))
+                found.append(ranked(shards, query, allowed_rows(catalogue, shards, path, label) if filtered else None))
             stale |= set(shards) if model.fingerprint != made_by else set()
-        hits = _hits(catalogue, merge_sorted(*found, key=lambda each: -each[1]), to, k, merge)
+        hits = hits_of(catalogue, merge_sorted(*found, key=lambda each: -each[1]), to, k, merge)
         translated = [hit.place for hit in hits if hit.place[0] in stale]
         if translated:
-            asked_for.note(self.path, _files_of(catalogue, translated))
+            asked_for.note(self.path, files_of(catalogue, translated))
             note = ". ".join(each for each in (note, _translated(len(translated), len(hits))) if each)
         return hits, derived is None, note
 
@@ -309,58 +289,11 @@ def _translated(stale: int, every: int) -> str:
     )
 
 
-def _files_of(catalogue: Catalogue, places: Sequence[Place]) -> list[int]:
-    sql = "SELECT file FROM windows WHERE shard = ? AND row = ?"
-    return [catalogue.db.execute(sql, place).fetchone()[0] for place in places]
-
-
 def load(what: Path | str, device: str | None = None) -> Model:
     """`stella.load`, where a path or a name is known."""
     if not str(what):
         raise StellaError("the index does not know where its model came from; name it with --model")
     return embed.load(what, device)
-
-
-def _hits(catalogue: Catalogue, rows: Iterator[tuple[Place, float]], to: Modality, k: int, merge: bool) -> list[Hit]:
-    """The first `k` windows that the catalogue knows; of overlapping windows of a file only the best."""
-    hits: list[Hit] = []
-    taken: dict[int, list[tuple[float, float]]] = {}
-    for place, score in rows:
-        found = catalogue.db.execute(
-            "SELECT files.id, files.path, sources.root, files.label, start, end FROM windows "
-            "JOIN files ON files.id = windows.file JOIN sources ON sources.id = files.source "
-            "WHERE shard = ? AND row = ?",
-            place,
-        ).fetchone()
-        if found is None:  # dropped
-            continue
-        file, path, root, label, start, end = found
-        spans = taken.setdefault(file, [])
-        if merge and any(start < until and since < end for since, until in spans):
-            continue
-        spans.append((start, end))
-        name = os.fsdecode(label) if label else None
-        hits.append(Hit(os.fsdecode(path), Path(os.fsdecode(root)), name, to, start, end, score, place))
-        if len(hits) == k:
-            break
-    return hits
-
-
-def _allowed(catalogue: Catalogue, shards: Shards, path: str | None, label: str | None) -> Tensor:
-    """bool [rows of all shards]: the windows of files that pass the filters."""
-
-    def passes(name: bytes, folder: bytes | None) -> bool:
-        right = label is None or folder == os.fsencode(label)
-        return right and (path is None or fnmatchcase(os.fsdecode(name), path))
-
-    catalogue.db.create_function("passes", 2, passes, deterministic=True)
-    starts = dict(zip(shards, first_rows(shards).tolist(), strict=True))
-    allowed = torch.zeros(sum(map(len, shards.values())), dtype=torch.bool)
-    places = catalogue.db.execute(
-        "SELECT shard, row FROM windows WHERE file IN (SELECT id FROM files WHERE state = 'ok' AND passes(path, label))"
-    )
-    allowed[[starts[shard] + row for shard, row in places if shard in starts]] = True
-    return allowed
 
 
 def _unit(vector: Tensor, model: ModelRow) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 from stella.data.folder import AUDIO_SUFFIXES
 from stella.errors import ClipError, StellaError, plain
-from stella.search.index import Found, Hit
+from stella.search.hits import Hit
+from stella.search.index import Found
 from stella.search.maintain import BadFile, State
 from stella.search.nearest import Place
 

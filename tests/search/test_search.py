@@ -8,7 +8,8 @@ import torch
 from helpers.fake_model import FakeModel
 
 from stella.errors import ClipError, StellaError
-from stella.search.index import Hit, Index
+from stella.search.hits import Hit
+from stella.search.index import Index
 from stella.search.query import embed_query, split_moment
 
 DIM = 8

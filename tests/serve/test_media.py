@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stella.search.index import Hit, Moment
+from stella.search.hits import Hit
+from stella.search.index import Moment
 from stella.search.query import Query
 from stella.serve.answers import HttpError, place_of
 from stella.serve.media import body, open_media, pieces
