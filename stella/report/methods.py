@@ -126,8 +126,19 @@ def _hyper_parameters(config: type[Any]) -> Table | Text:
     for heading in ("name", "default", "type", "meaning"):
         table.add_column(heading)
     for name, default, kind, comment in found:
-        table.add_row(name, str(default), Text(kind, "dim"), Text(comment))
+        table.add_row(name, _as_given(default), Text(_kind(kind), "dim"), Text(comment))
     return table
+
+
+def _as_given(value: Any) -> str:
+    """A value as the command line takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _kind(annotation: str) -> str:
+    """A type in words: `time, frequency or free` of `Literal['time', 'frequency', 'free']`, `float or none`."""
+    names = re.sub(r"Literal\[(.*)\]", lambda m: m[1].replace("'", ""), annotation)
+    return re.sub(r", (\S+)$", r" or \1", names.replace(" | None", ", none"))
 
 
 def _memory(columns: Mapping[str, Column] | None) -> Table | Text:

@@ -14,7 +14,8 @@ import pytest
 from helpers.archives import PREFIX, pack, reasons, shard_bytes, write_vggsound
 from helpers.in_turn import InTurn
 from helpers.media_files import write_video
-from helpers.rays import ray_of, wait_for
+from helpers.processes import wait_for
+from helpers.rays import ray_of
 from upath import UPath
 
 from stella.data import cluster

@@ -18,7 +18,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from helpers.archives import reasons, shard_bytes, write_vggsound
 from helpers.media_files import write_video
-from helpers.rays import wait_for
+from helpers.processes import wait_for
 from helpers.s3 import ACCESS, S3
 from helpers.streams import same
 from hypothesis import given, settings

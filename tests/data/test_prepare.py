@@ -7,7 +7,6 @@ import struct
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.media_files import write_video
+from helpers.processes import alive, wait_for
 from typer.testing import CliRunner
 
 from stella.cli import app
@@ -232,20 +232,6 @@ def test_workers_do_not_outlive_a_killed_parent(videos: Path, tmp_path: Path, mo
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_wrong_use_is_told(videos: Path, tmp_path: Path, capfd) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.processes import alive, wait_for
 
 from stella.data import workers
 from stella.data.workers import Done, Lost, Pool, not_counted
@@ -128,14 +129,4 @@ def test_a_stopped_worker_ends_with_its_parent(tmp_path: Path) -> None:
         pids.write_text(str(worker))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
-    deadline = time.monotonic() + 5
-    while alive(int(pids.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_for(lambda: not alive(int(pids.read_text())))

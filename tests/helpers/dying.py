@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,13 +25,41 @@ def killed(program: ModuleType, folder: Path, moments: int, seed: int) -> list[d
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def hook(patch: pytest.MonkeyPatch, place: tuple[Any, str], reached: Callable[[], None]) -> None:
-    """Call `reached` before every call of this function of an owner."""
+Place = tuple[Any, str]  # a function: its owner and its name
+
+
+def child(
+    work: Callable[[], None], place: Place | None = None, call: int = 0, last: Callable[..., None] | None = None
+) -> int:
+    """A process that does the work; at the given call of a place, if there is one, it does `last` and kills itself."""
+    if pid := os.fork():
+        return pid
+    calls = iter(range(1, call))
+
+    def reached(*args: Any) -> None:
+        if next(calls, None) is None:
+            if last:
+                last(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if place:
+            hook(patch, place, reached)
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+
+
+def hook(patch: pytest.MonkeyPatch, place: Place, reached: Callable[..., None]) -> None:
+    """Call `reached` with its arguments before every call of this function."""
     owner, name = place
     plain = getattr(owner, name)
 
     def wrapped(*args: Any, **more: Any) -> Any:
-        reached()
+        reached(*args)
         return plain(*args, **more)
 
     patch.setattr(owner, name, wrapped)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.dying import hook
+from helpers.dying import child, hook
 from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from stella import files
 from stella.memory import Memory
@@ -45,31 +45,20 @@ def go(run: Path, minutes: float) -> None:
         assert pretrain(config, run, resume=True, console=Console(file=output)).finished
 
 
-def child(run: Path, minutes: float, place: str | None = None, call: int = 0) -> int:
-    """A process that does the run, and ends itself at the given call of a place, if there is one."""
-    if pid := os.fork():
-        return pid
-    with pytest.MonkeyPatch.context() as patch:
-        use_tasks(patch, noise_tasks(("one", "two")))
-        calls = 0
+def begun(run: Path, minutes: float, place: str | None = None, call: int = 0) -> int:
+    """A process that does the run, and kills itself at the given call of a place, if there is one."""
 
-        def reached() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                if place == "a line half written":
-                    with (run / "metrics.jsonl").open("ab") as file:
-                        file.write(b'{"kind": "step", "st')
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        if place:
-            hook(patch, PLACES[place], reached)
-        try:
+    def work() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            use_tasks(patch, noise_tasks(("one", "two")))
             go(run, minutes)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+
+    def half_a_line(*_: Any) -> None:
+        with (run / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"kind": "step", "st')
+
+    last = half_a_line if place == "a line half written" else None
+    return child(work, PLACES[place] if place else None, call, last)
 
 
 def undisturbed(run: Path) -> tuple[dict[str, int], float]:
@@ -78,7 +67,7 @@ def undisturbed(run: Path) -> tuple[dict[str, int], float]:
     with pytest.MonkeyPatch.context() as patch:
         use_tasks(patch, noise_tasks(("one", "two")))
         for place in PLACES:
-            hook(patch, PLACES[place], lambda place=place: counts.update([place]))  # type: ignore[misc]
+            hook(patch, PLACES[place], lambda *_, place=place: counts.update([place]))  # type: ignore[misc]
         began = time.monotonic()
         go(run, minutes=10)
         return dict(counts), time.monotonic() - began
@@ -95,16 +84,16 @@ def main(root: Path, moments: int, seed: int) -> None:
         minutes = draw.choice([0, 0, 10])
         if moment >= len(places) and moment % 2:
             where = f"after {(wait := draw.uniform(0, 0.6 * seconds)):.3f} s"
-            pid = child(run, minutes)
+            pid = begun(run, minutes)
             time.sleep(wait)
             os.kill(pid, signal.SIGKILL)
         else:
             place = places[moment % len(places)]
             call = draw.randint(1, counts[place])
             where = f"{place}, call {call} of at least {counts[place]}"
-            pid = child(run, minutes, place, call)
+            pid = begun(run, minutes, place, call)
         status = os.waitpid(pid, 0)[1]
-        again = os.waitpid(child(run, minutes), 0)[1]
+        again = os.waitpid(begun(run, minutes), 0)[1]
         found = outcome(run) if again == 0 else {}
         print(json.dumps({"where": where, "killed": status == signal.SIGKILL, "same": same(found, expected)}))
 

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from helpers.dying import child
 from helpers.fake_model import FakeModel
 from helpers.indexes import content
 from stella import files
@@ -63,34 +62,18 @@ def command(index: Path, source: Path, kind: str, version: str) -> None:
         Index(index).update(source, model=FakeModel(version, pause=0.001), refresh=kind == "refresh")
 
 
-def child(work: Callable[[], None], place: str | None, call: int) -> int:
-    """A process that does the work, and ends itself at the given call of a place, if there is one."""
-    if pid := os.fork():
-        return pid
-    with pytest.MonkeyPatch.context() as patch:
+def begun(work: Callable[[], None], place: str | None, call: int) -> int:
+    """A process that does the work, and kills itself at the given call of a place, if there is one."""
+
+    def half_a_row(file: files.Appended, rows: bytes) -> None:
+        file._file.write(rows[:7])
+
+    def often_committed() -> None:
         update.COMMIT_SECONDS = 0.005
-        if place:
-            owner, name = PLACES[place]
-            patch.setattr(owner, name, dying(getattr(owner, name), place, call))
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+        work()
 
-
-def dying(plain: Callable[..., Any], place: str, call: int) -> Callable[..., Any]:
-    calls = iter(range(1, call))
-
-    def wrapped(*args: Any, **more: Any) -> Any:
-        if next(calls, None) is None:
-            if place == "vectors half written":
-                args[0]._file.write(args[1][:7])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(*args, **more)
-
-    return wrapped
+    last = half_a_row if place == "vectors half written" else None
+    return child(often_committed, PLACES[place] if place else None, call, last)
 
 
 def main(folder: Path, moments: int, seed: int) -> None:
@@ -108,7 +91,7 @@ def main(folder: Path, moments: int, seed: int) -> None:
             kept += 1
         goal = str(kept)
         before = content(index) if moment else []
-        pid = child(lambda k=kind, v=goal: command(index, source, k, v), place, pick.randrange(1, 3))  # type: ignore[misc]
+        pid = begun(lambda k=kind, v=goal: command(index, source, k, v), place, pick.randrange(1, 3))  # type: ignore[misc]
         if place is None:
             time.sleep(pick.uniform(0.001, 0.06))
             os.kill(pid, signal.SIGKILL)

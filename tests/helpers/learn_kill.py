@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.dying import hook
+from helpers.dying import child, hook
 from helpers.learning import config_for, in_rounds, packed, state
 from helpers.small import same
 from stella import files
@@ -46,34 +46,16 @@ def go(root: Path, there: Path, watch: bool, minutes: float) -> None:
     in_rounds(there, str(root / "in"), config, watch)
 
 
-def child(root: Path, there: Path, watch: bool, minutes: float, place: str | None = None, call: int = 0) -> int:
-    """A process that learns, and ends itself at the given call of a place, if there is one."""
-    if pid := os.fork():
-        return pid
-    with pytest.MonkeyPatch.context() as patch:
-        calls = 0
-
-        def reached() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        if place:
-            hook(patch, PLACES[place], reached)
-        try:
-            go(root, there, watch, minutes)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+def begun(root: Path, there: Path, watch: bool, minutes: float, place: str | None = None, call: int = 0) -> int:
+    """A process that learns, and kills itself at the given call of a place, if there is one."""
+    return child(lambda: go(root, there, watch, minutes), PLACES[place] if place else None, call)
 
 
 def undisturbed(root: Path) -> tuple[dict[str, int], float]:
     counts: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for place in PLACES:
-            hook(patch, PLACES[place], lambda place=place: counts.update([place]))  # type: ignore[misc]
+            hook(patch, PLACES[place], lambda *_, place=place: counts.update([place]))  # type: ignore[misc]
         began = time.monotonic()
         go(root, root / "whole", False, 10)
         return dict(counts), time.monotonic() - began
@@ -91,12 +73,12 @@ def main(root: Path, learners: int, seed: int) -> None:
         there, watch, minutes = root / f"killed-{number}", bool(number % 2), draw.choice([0, 0, 10])
         place = order[number % len(order)]
         call = draw.randint(1, counts[place])
-        killed = [os.waitpid(child(root, there, watch, minutes, place, call), 0)[1] == signal.SIGKILL]
-        pid = child(root, there, watch, minutes)
+        killed = [os.waitpid(begun(root, there, watch, minutes, place, call), 0)[1] == signal.SIGKILL]
+        pid = begun(root, there, watch, minutes)
         time.sleep(wait := draw.uniform(0, 0.7 * seconds))
         os.kill(pid, signal.SIGKILL)
         killed.append(os.waitpid(pid, 0)[1] == signal.SIGKILL)
-        again = os.waitpid(child(root, there, watch, minutes), 0)[1]
+        again = os.waitpid(begun(root, there, watch, minutes), 0)[1]
         found = state(there) | {"current": Home(there).current} if again == 0 else {}
         where = f"{place}, call {call} of {counts[place]}, then after {wait:.2f} s"
         print(json.dumps({"where": where, "watch": watch, "killed": killed, "same": same(found, expected)}), flush=True)

@@ -1,13 +1,27 @@
-"""`stella serve` as a process of its own."""
+"""Processes that tests wait for, and `stella serve` as one."""
 
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 200.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -25,4 +39,3 @@ def serving(index: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str],
     finally:
         process.kill()
         process.wait()
-        time.sleep(0)

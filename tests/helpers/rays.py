@@ -2,13 +2,14 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from helpers.processes import wait_for
 
 MARK = "STELLA_TEST"  # in the environment of all processes of a test's Ray
 
@@ -42,10 +43,3 @@ def kill_one(task: str, mark: Path) -> None:
 
     wait_for(look)
     os.kill(found[0], signal.SIGKILL)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

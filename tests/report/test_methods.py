@@ -60,13 +60,19 @@ def test_one_method_shows_its_hyper_parameters_and_every_column(name: str) -> No
     words = text.split()
     assert " ".join(method.citation.split()) in " ".join(words)
     for parameter, default, _, _ in hyper_parameters(method.Config):
-        assert any(line.split()[:2] == [parameter, str(default)] for line in text.splitlines())
+        given = {"None": "none", "True": "true", "False": "false"}.get(str(default), str(default))
+        assert any(line.split()[:2] == [parameter, given] for line in text.splitlines())
     columns = method.columns(preset("base"), method.Config())
     if columns is None:
         assert "No memory" in text
     else:
         assert all(name in words and f"{column.bytes:,}" in words for name, column in columns.items())
         assert f"{bytes_per_clip(columns):,}" in words
+
+
+def test_types_are_told_in_words() -> None:
+    text = " ".join(shown("stella").split())
+    assert "frequency or free" in text and "float or none" in text and "Literal" not in text and "None" not in text
 
 
 def test_field_comments_are_read_also_from_base_classes() -> None:
