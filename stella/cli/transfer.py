@@ -60,14 +60,16 @@ def transfer(
         figures = ", ".join(f"{_in_words(name)} {value:.1f}" for name, value in end["test"].items())
         beside = ", ".join(f"{name} {value:.1f}" for name, value in end["ceilings"].items())
         clips = number_of(end["parts"][2], "test clip")
-        say(f"{end['task']}: {figures} on {clips} ({end['figure']} by {beside}); in {result.run}")
+        say(f"{end['task']}: {figures} on {clips} ({_in_words(end['figure'])} by {beside}); in {result.run}")
         if (result.run / runs.PREDICTIONS).exists():
             say(f"{predictions_sheet(result.run, result.run / 'predictions.png')}  what it says of a few test clips")
     raise typer.Exit(result.exit_code)
 
 
 def _in_words(figure: str) -> str:
-    return "mAP" if figure == "map" else figure.replace("a2v_", "a→v R@").replace("v2a_", "v→a R@")
+    known = {"map": "mAP", "miou": "mIoU", "f": "F", "ciou": "cIoU", "auc": "AUC"}
+    known |= {"adaptive_ciou": "adaptive cIoU", "mean_ciou": "mean cIoU"}
+    return known.get(figure, figure.replace("a2v_", "a→v R@").replace("v2a_", "v→a R@"))
 
 
 def _data(recipe: str | None) -> dict[str, object] | None:

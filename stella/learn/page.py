@@ -16,6 +16,7 @@ from stella.learn.home import Home
 from stella.learn.measure import fall
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
+from stella.runs.progress import number_of
 
 SHOWN = 30  # newest rounds in the table
 CURVES = (
@@ -57,8 +58,8 @@ def _story(history: Sequence[Line]) -> list[str]:
     clips = sum(record["clips"] for record in history)
     aside = sum(record["set_aside"] for record in history)
     story = [
-        f"{clips:,} clips in {len(history)} rounds since {_date(first)}; {aside:,} were set aside, "
-        f"of which {last['gallery']:,} are measured."
+        f"{number_of(clips, 'clip')} learnt in {number_of(len(history), 'round')} since {_date(first)}; {aside:,} set "
+        f"aside, {last['gallery']:,} of them measured."
     ]
     if last["old"]:
         story.append(
@@ -128,7 +129,7 @@ def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
         label="its share of all clips",
     )
     axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.3 * max([1, *counts])))
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend(frameon=False, loc="upper left")
     axis.grid(axis="y")
     return to_svg(figure, "clips in memory by round")

@@ -27,6 +27,7 @@ WITHOUT = {
     "class": "the class alone",
     "disc": "a disc in the middle",
     "constant": "one mask for all",
+    "empty": "an empty mask",
 }
 KEYS = ("task", "model", "after", "slow", "backbone", "probe")  # runs that differ in nothing else are seeds
 MOST_BYTES = 2_000_000  # of a picture on the page

@@ -92,11 +92,10 @@ def pairs(groups: Sequence[Group]) -> Markup | None:
 
 def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str, paper: str) -> Any:
     """Label, colour and `evaluate.pairs.plane` of each method; video is filled, audio hollow."""
-    columns = min(PAIRS, max(2, len(found)))
-    rows = -(-len(found) // columns)
-    figure, _ = new_figure(2.15 * columns, 2.35 * rows)
+    rows = -(-len(found) // PAIRS)
+    figure, _ = new_figure(2.15 * PAIRS, 2.35 * rows + 0.2)
     figure.clear()
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    axes = figure.subplots(rows, PAIRS, squeeze=False, sharex=True, sharey=True).flatten()
     for axis in axes[len(found) :]:
         axis.set_visible(False)
     for axis, (label, colour, plane) in zip(axes, found, strict=False):
@@ -107,7 +106,7 @@ def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str
         axis.set_title(f"{label} ({plane['share']:.0%} of the variance)", fontsize=7.5, loc="left")
         axis.set_aspect("equal", adjustable="box")
         axis.tick_params(labelsize=6.5)
-    legend(axes[0]) if len(found) == 1 else axes[0].legend(frameon=False, fontsize=6.5, handletextpad=0.1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False, ncols=2, fontsize=7.5)
     return figure
 
 

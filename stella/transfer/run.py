@@ -184,7 +184,8 @@ class TransferRun(Training):
             write_bytes(self.folder.root / BEST, safetensors.torch.save(_contiguous(self.task.state_dict())))
         line = {"kind": "evaluation", "epoch": due + 1, "step": self.trainer.counters.step, "part": "validation"}
         self.metrics.write(line | found)
-        self.display.say(f"{self.title}, epoch {due + 1}: {figure} {found[figure]:.1f} on the validation part")
+        shown = f"epoch {due + 1} of {self.config.stream.epochs}: {figure} {found[figure]:.1f}"
+        self.display.say(f"{self.title}, {shown} on the validation part")
 
     def finish(self) -> None:
         lines = evaluations_of(self.folder)
