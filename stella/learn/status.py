@@ -11,6 +11,7 @@ from stella.files import Line
 from stella.learn.home import Home
 
 SHOWN = 20  # newest rounds
+MEANING = "A: mean of R@1/5/10 on clips set aside, before → after the round, %; F: points lost since rounds were new"
 
 
 def status_table(home: Home) -> Group:
@@ -19,13 +20,14 @@ def status_table(home: Home) -> Group:
     for record in home.history()[-SHOWN:]:
         table.add_row(*_row(record))
     current, following = home.current, home.next
-    lines = [f"round {current} is in use" if current else "nothing is learnt yet"]
+    lines = [MEANING] if home.history() else []
+    lines.append(f"round {current} is in use" if current else "nothing is learnt yet")
     if following.ended:
         lines.append(f"round {following.number} is kept apart: take it with --accept, or throw it away with --drop")
     elif following.plan.exists():
         lines.append(f"round {following.number} is in progress: {following.read_plan().clips} clips")
     kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
-    lines += [f"--rollback {', '.join(map(str, kept))} possible"] if kept else []
+    lines += [f"--rollback goes back to round {', '.join(map(str, kept))}"] if kept else []
     return Group(table, *map(Text, lines))
 
 

@@ -1,9 +1,12 @@
 """What a run is about to do, in the lines that it prints before its first step."""
 
+from collections.abc import Sequence
+
 from stella.columns import bytes_per_clip
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
 from stella.memory import Memory
+from stella.runs.progress import number_of
 
 FEW_STEPS = 100  # fewer teach a model next to nothing
 FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
@@ -17,28 +20,34 @@ def told(memory: Memory) -> str:
 
 def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None) -> list[str]:
     """Clips, steps, epochs and memory; then what is too little to learn or to measure, with what to change."""
-    sizes, judged = [len(source) for _, source in train], [len(source) for _, source in evaluation]
+    sizes, judged = [len(source) for _, source in train], sum(len(source) for _, source in evaluation)
     tasks = "1 task" if len(train) == 1 else f"{len(train)} tasks"
     each = f"{sizes[0]:,} each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} each"
     epochs = "1 epoch" if stream.epochs == 1 else f"{stream.epochs} epochs"
     lines = [
         f"{tasks}, {sum(sizes):,} clips{f' ({each})' if len(sizes) > 1 else ''}: {steps:,} steps of "
-        f"{stream.batch_size} clips, {epochs} of each task; evaluated on {sum(judged):,} other clips"
+        f"{stream.batch_size} clips, {epochs} of each task; evaluated on {judged:,} other clips"
     ]
     if memory is not None:
         size = memory.room * bytes_per_clip(memory.columns)
         lines.append(f"rehearsal memory: {memory.room:,} clips in {size / 1e6:,.0f} MB")
         if memory.room < memory.capacity:
             lines[-1] += f": all that this run brings, {memory.capacity:,} were allowed"
+    return lines + too_little([(name, len(source)) for name, source in evaluation], stream, steps)
+
+
+def too_little(judged: Sequence[tuple[str, int]], stream: StreamConfig, steps: int) -> list[str]:
+    """What is too little to learn from or to measure with, and what to change; `judged` are names and their clips."""
+    lines = []
     if steps < FEW_STEPS:
         epochs_needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
         smaller = max(1, stream.batch_size // 4)
         lines.append(
-            f"only {steps} steps, which teach a model next to nothing: set stream.epochs={epochs_needed}"
+            f"only {number_of(steps, 'step')}, which teach a model next to nothing: set stream.epochs={epochs_needed}"
             + (f", or stream.batch_size={smaller}" if smaller < stream.batch_size else "")
             + ", or add clips"
         )
-    if few := [f"{name} ({count})" for (name, _), count in zip(evaluation, judged, strict=True) if count < FEW_CLIPS]:
+    if few := [f"{name} ({count})" for name, count in judged if count < FEW_CLIPS]:
         shown = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
-        lines.append(f"few clips to evaluate on: {shown}; recall of so few says little")
+        lines.append(f"few clips to evaluate on: {shown}; figures of so few say little")
     return lines

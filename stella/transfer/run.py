@@ -30,6 +30,7 @@ from stella.runs.clips import fingerprint, keep_clips
 from stella.runs.config import machine
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
+from stella.runs.plan import too_little
 from stella.runs.progress import number_of, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
@@ -110,6 +111,10 @@ class TransferRun(Training):
     @property
     def title(self) -> str:
         return self.config.task
+
+    def announced(self) -> list[str]:
+        parts = {name: len(getattr(self.parts, name)) for name in ("validation", "test")}
+        return too_little(list(parts.items()), self.config.stream, self.trainer.steps)
 
     def _place(self) -> str:
         names = self.stream.names

@@ -91,7 +91,7 @@ def test_every_clip_is_learnt_or_set_aside_once(three: Path, sources: list[str])
 def test_the_page_tells_every_round_and_shows_what_is_forgotten(three: Path) -> None:
     page = write_page(Home(three)).read_text()
     history = Home(three).history()
-    assert f"{sum(record['clips'] for record in history):,} clips in 3 rounds" in page
+    assert f"{sum(record['clips'] for record in history):,} clips learnt in 3 rounds" in page
     assert (
         page.count("<svg") == 2 and "accuracy and forgetting over time" in page and "clips in memory by round" in page
     )

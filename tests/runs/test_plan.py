@@ -33,6 +33,6 @@ def test_two_steps_for_seventy_videos_are_pointed_out_with_what_to_change() -> N
     lines = told([63], 7, 32, 1, 2).splitlines()
     assert lines[0].startswith("1 task, 63 clips: 2 steps of 32 clips, 1 epoch")
     assert "only 2 steps" in lines[1] and "set stream.epochs=50, or stream.batch_size=8, or add clips" in lines[1]
-    assert lines[2] == "few clips to evaluate on: t0 (7); recall of so few says little"
+    assert lines[2] == "few clips to evaluate on: t0 (7); figures of so few say little"
     assert "t0 (7), t1 (7), t2 (7) and 2 more" in told([500] * 5, 7, 1, 1, 2500)
     assert "batch_size=" not in told([3], 30, 1, 1, 3)

@@ -16,6 +16,7 @@ from stella.data.shards import sample
 from stella.data.writer import ShardWriter
 from stella.errors import ClipError, StellaError
 from stella.media.decode import Plan, decode, decode_track, read_cut
+from stella.media.encode import encode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "search_folder.py"
 
@@ -39,6 +40,20 @@ def test_the_example_finds_a_sound_of_the_folder(
     for hit in found.hits:
         score = float(model.embed_video(hit.file).vectors[0] @ model.embed_audio(first).vectors[0])
         assert hit.score == pytest.approx(score, abs=2e-3)
+
+
+def test_shipped_weights_find_smaller_copies_of_real_videos(tmp_path: Path) -> None:
+    model, right = stella.load("base-small", device="cpu"), {"video": 0, "audio": 0}
+    index = stella.Index(tmp_path / "index")
+    index.update(CLIPS, model=model)
+    clips = sorted(CLIPS.glob("*.mpg"))
+    for clip in clips:
+        frames, waveform = read_cut(clip, 0.0, 2.96, 12.5, 160)  # half the rate, encoded again
+        encode(tmp_path / "copy.mp4", frames, waveform, 12.5)
+        for modality in right:
+            hit = index.search(tmp_path / "copy.mp4", 1, by=modality, to=modality, model=model).hits[0]
+            right[modality] += hit.path == clip.name
+    assert right["video"] == len(clips) == 10 and right["audio"] >= 7  # 8 here
 
 
 def test_shards_are_indexed_by_the_times_of_their_videos(tmp_path: Path, model: "stella.Model") -> None:

@@ -239,6 +239,15 @@ def test_a_run_on_files_means_the_same_from_elsewhere_and_refuses_other_clips(
         resume(tmp_path / "run", console=console)
 
 
+def test_a_run_says_what_is_too_little(file: Path, tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=500)
+    config = transfer_config("classify", None, [f"weights.source={file}", *SMALL, "stream.epochs=2"])
+    steps = transfer(config, tmp_path / "run", console=console).end["step"]
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"only {steps} steps, which teach a model next to nothing: set stream.epochs=" in told
+    assert "few clips to evaluate on: validation (" in told and "epoch 2 of 2: accuracy" in told
+
+
 def test_a_finished_run_is_not_done_again(file: Path, tmp_path: Path) -> None:
     end = go("classify", file, tmp_path).end
     before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
