@@ -205,7 +205,11 @@ def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str
         with pytest.raises(StellaError, match="was made"):
             runner.invoke(app, ["learn", str(home), sources[0], *given], catch_exceptions=False)
     shown = runner.invoke(app, ["learn", str(home), "--status"])
-    assert shown.exit_code == 0 and "round 3 is in use" in shown.output and "--rollback goes back to round 1, 2" in shown.output
+    assert (
+        shown.exit_code == 0
+        and "round 3 is in use" in shown.output
+        and "--rollback goes back to round 1, 2" in shown.output
+    )
 
 
 def test_a_finished_run_goes_on_as_a_learner(
