@@ -21,6 +21,7 @@ ROOMS = (
     "files",
     "clip",
     "peers",
+    "routes",
     "media",
     "data",
     "losses",

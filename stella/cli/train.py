@@ -116,7 +116,7 @@ def reproduce(
     from stella.experiments.coverage import coverage
     from stella.experiments.recipe import load
 
-    page = wide(120)
+    page = wide(160)
     if name is None:
         page.print(paper.listing())
         wide(200).print(coverage())
