@@ -177,7 +177,7 @@ class _Canvas:
         return torch.lerp(self.heat[before], self.heat[after], share)
 
     def _paper(self, begin: float) -> Pixels:
-        """All that does not move for the time of a page."""
+        """Everything that stands still during a page."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

@@ -27,7 +27,7 @@ class Behind:
         self._last = self._thread.submit(after)
 
     def wait(self) -> None:
-        """Until all is done. Raises the error of what failed."""
+        """Wait until all is done; raises the error of what failed."""
         last, self._last = self._last, None
         if last is not None:
             last.result()

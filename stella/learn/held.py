@@ -55,7 +55,7 @@ def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
 
 
 class HeldOut:
-    """Those of these clips that are stored. What is read goes into `decoded`, for whoever measures with them again."""
+    """The stored ones among these clips. What is decoded is kept in `decoded` for the next measurement."""
 
     def __init__(self, folder: Path, clips: Sequence[HeldClip], decoded: dict[str, Clip] | None = None) -> None:
         self.folder, self.decoded = folder, {} if decoded is None else decoded
@@ -85,7 +85,7 @@ class HeldOut:
         return found
 
     def decode(self) -> None:
-        """Read the clips that are to stay in memory, several at a time. One that cannot be read is met later."""
+        """Read the clips that are to stay in memory, several at a time. What cannot be read fails when it is used."""
 
         def read(index: int) -> None:
             with suppress(ClipError):
@@ -131,7 +131,7 @@ def store(
     workers: int = 0,
     time_limit: float = 60.0,
 ) -> None:
-    """Store the clips of a source, which are these, unless they are stored already."""
+    """Store these clips, read from `source`, unless they are stored already."""
     paths = [folder / f"{clip.key}.tar" for clip in clips]
     left = [i for i, path in enumerate(paths) if not path.exists()]
     jobs = (Job(0, 0, start, left[start : start + CHUNK]) for start in range(0, len(left), CHUNK))

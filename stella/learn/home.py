@@ -51,7 +51,7 @@ class Settings:
             raise ConfigError(f"{given}: the first two must not be negative, and the last must be at least 1")
 
     def measured(self, clips: int) -> int:
-        """With how many of the kept clips a round is measured that trains on so many."""
+        """The number of kept clips to measure a round with that trains on `clips`."""
         return min(self.held, max(LEAST, round(self.effort * clips)))
 
 
@@ -106,7 +106,7 @@ class Home:
         return self.file.exists()
 
     def create(self, config: RunConfig, settings: Settings) -> None:
-        """`config` is settled."""
+        """Write the folder of a new learner; `config` has been through `settle`."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.held.mkdir(exist_ok=True)
         _link(self.root / "model.safetensors", "current/model.safetensors")
@@ -152,7 +152,7 @@ class Home:
 
     @property
     def inputs(self) -> Inputs:
-        """How clips are made; as when the learner was made, wherever its first clips are now."""
+        """How inputs are made: fixed when the learner was made, even if its first clips have moved since."""
         return build(Inputs, self._tree["inputs"], "inputs.")
 
     @contextmanager
@@ -262,7 +262,7 @@ class Home:
         self._plans.clear()
 
     def drop(self) -> None:
-        """Throw the round away that is in progress or was kept apart. Its clips count as seen."""
+        """Discard the round that is in progress or was kept apart. Its clips count as seen."""
         self._move(self.next.root, "dropped")
         self._plans.pop(self.current + 1, None)
 

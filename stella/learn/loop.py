@@ -256,7 +256,7 @@ class Session:
 
 
 def accept(root: Path | str, console: Console) -> None:
-    """Put the round to use that was kept apart."""
+    """Use the round that was kept apart."""
     home = Home(root)
     with home.locked(), Stop() as stop:
         folder = home.next
@@ -268,7 +268,7 @@ def accept(root: Path | str, console: Console) -> None:
 
 
 def drop(root: Path | str, console: Console) -> None:
-    """Throw the round away that is kept apart or in progress."""
+    """Discard the round that is kept apart or in progress."""
     home = Home(root)
     with home.locked():
         if not home.next.plan.exists():

@@ -179,7 +179,7 @@ class Learner:
         return self.config.stream.workers if packed else max(1, self.config.stream.workers)
 
     def _prepared(self, folder: RoundFolder, plan: Plan, skipped: Skipped, trainer: Trainer | None) -> Trainer:
-        """A trainer with the state in use, whose stream stands before the clips of this round."""
+        """A trainer with the state in use, whose stream is positioned before the clips of this round."""
         tasks: list[tuple[str, Source]] = [
             (f"round {n}", Past(past.clips)) for n, past in enumerate(self.home.plans(), 1) if past.clips
         ]
@@ -249,7 +249,7 @@ class Learner:
         return loss
 
     def _advance(self, plan: Plan, trainer: Trainer, skipped: Skipped) -> bool:
-        """One step. A round of which no clip can be used is passed over."""
+        """One step. A round without a usable clip ends at once."""
         try:
             return trainer.advance()
         except StellaError:

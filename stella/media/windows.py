@@ -167,7 +167,7 @@ class _Reader(Cut):
         track.count, track.last = track.count + len(at), at[-1]
         for start, data, times in found:
             yield Window(kind, start, min(start + duration, length), data, times)
-        self.deadline = time.monotonic() + self.limit  # whoever takes the windows may take his time
+        self.deadline = time.monotonic() + self.limit  # time between windows is the caller's, not the decoder's
 
     def _frames(self, track: _Track, at: Sequence[float]) -> list[tuple[float, Tensor, list[float]]]:
         """The frames of windows that begin at these times, without windows that end before the first frame."""

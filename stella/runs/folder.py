@@ -16,7 +16,7 @@ def runs_below(folder: Path, downstream: bool = False) -> "list[RunFolder]":
 
 
 def _is_downstream(run: "RunFolder") -> bool:
-    """Whether it has a downstream task and no method; false of a damaged one, which whoever reads it will tell."""
+    """Whether it is a downstream run: a task, no method. False for a damaged one; reading that reports the damage."""
     try:
         config = run.read_config()
         return "task" in config and "method" not in config

@@ -99,7 +99,7 @@ class Index:
             )
 
     def compact(self) -> int:
-        """Give the space of dropped vectors back; returns how many."""
+        """Remove the rows of dropped vectors; returns how many."""
         with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
             return maintain.compact(catalogue)
 

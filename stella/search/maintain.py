@@ -126,7 +126,7 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
 
 
 def _continues(catalogue: Catalogue, model: Model, origin: str) -> bool:
-    """Whether a model is a state of the learner that made all vectors, from which queries can be carried to them."""
+    """Whether a model is a state of the learner that made all vectors, whose queries can be translated for them."""
     if not is_learner(origin):
         return False
     try:
@@ -161,7 +161,7 @@ def drop_models(catalogue: Catalogue, models: Sequence[int]) -> None:
 
 
 def _drop_emptied(catalogue: Catalogue) -> None:
-    """Remove older states none of whose vectors is left; with the last one, who asked for them is forgotten."""
+    """Remove older states without vectors; with the last of them, the counts of what was asked for."""
     older = [row.id for row in catalogue.answering()[1:]]
     live = "SELECT 1 FROM windows JOIN shards ON id = shard WHERE model = ? LIMIT 1"
     empty = [id for id in older if catalogue.db.execute(live, (id,)).fetchone() is None]

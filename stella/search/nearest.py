@@ -80,7 +80,7 @@ def place_of(shards: Shards, positions: Tensor) -> list[Place]:
 
 
 def first_rows(shards: Shards) -> Tensor:
-    """The position of each shard's first row, if all rows are counted through."""
+    """The position of each shard's first row, with all rows numbered consecutively."""
     lengths = torch.tensor([len(rows) for rows in shards.values()])
     return lengths.cumsum(0) - lengths
 

@@ -23,7 +23,7 @@ class Query:
 
 
 def other(modality: Modality | None) -> Modality:
-    """What a query is compared with unless told: its counterpart."""
+    """The modality that a query is compared with by default: the other one."""
     return "audio" if modality == "video" else "video"
 
 

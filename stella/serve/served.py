@@ -86,7 +86,7 @@ class Served:
 
 
 class Cache:
-    """What was made for moments, the last used kept, and made once for all who ask at the same time."""
+    """What was made for moments: the last used are kept, and each is made once for all who ask at the same time."""
 
     def __init__(self, most: int = 1 << 26) -> None:
         self.most, self.size = most, 0

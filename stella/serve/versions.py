@@ -99,7 +99,7 @@ def _files(name: str) -> Iterator[Path]:
 
 
 def _home(name: str) -> Any:
-    """The learner of that name; None for other models, for which the import, of all of training, is spared."""
+    """The learner of that name; None for other models, which need no import of the training code."""
     if not is_learner(name):
         return None
     from stella.learn.home import Home
