@@ -57,7 +57,7 @@ def child(folder: Path, method: str, tasks: int, end: End | None, settings: tupl
         use_tasks(patch, noise_tasks(("one", "two", "three")[:tasks]))
         calls = 0
 
-        def reached() -> None:
+        def reached(*_: Any) -> None:
             nonlocal calls
             calls += 1
             if end and calls == end.call:

@@ -5,12 +5,12 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.dying import child
 from helpers.small import same
 from rich.console import Console
 from safetensors.torch import load_file
@@ -176,22 +176,12 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def killed(task: str, file: Path, run: Path, owner: Any, name: str, call: int, *more: str) -> None:
-    """Do the run in a process that ends itself at a call of a function."""
-    if (pid := os.fork()) == 0:
-        plain: Callable[..., Any] = getattr(owner, name)
-        calls = 0
+    """Do the run in a process that kills itself at a call of a function."""
 
-        def counted(*args: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return plain(*args, **named)
-
-        setattr(owner, name, counted)
+    def work() -> None:
         go(task, file, run, *more, again=True)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+
+    assert os.waitpid(child(work, (owner, name), call), 0)[1] == signal.SIGKILL
 
 
 @pytest.mark.parametrize("task", ["classify", pytest.param("retrieval", marks=pytest.mark.slow)])
