@@ -250,6 +250,7 @@ def test_committed_results_can_be_shown(tmp_path: Path) -> None:
 # ---- end to end
 
 
+@pytest.mark.slow
 def test_a_miniature_runs_apart_and_is_put_together(tmp_path: Path) -> None:
     """Two variants with other commands into one folder, in the shuffled order; a second time nothing is done again."""
     for variant in ("finetune", "er"):
