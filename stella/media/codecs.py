@@ -1,6 +1,7 @@
 """JPEG and FLAC in memory: how shards store frames and sound."""
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,23 @@ def encode_flac(waveform: Tensor) -> bytes:
 def decode_flac(file: bytes) -> Tensor:
     """The waveform float32 [S] of a 16-bit FLAC file. ValueError for other content."""
     with open_bytes(file, "flac") as container:
-        frames = list(container.decode(audio=0))
+        frames = list(_flac_frames(container))
     if {(frame.format.name, frame.sample_rate) for frame in frames} != {("s16", SAMPLE_RATE)}:
         raise ValueError("a FLAC file holds no sound of 16 bits at 16 kHz")
     pieces = [frame.to_ndarray()[0] for frame in frames]
     return torch.from_numpy(np.concatenate(pieces)).float() / 32768
+
+
+def _flac_frames(container: Any) -> Iterator[Any]:
+    """The frames of a FLAC file, up to the number of samples in its header. (Where noise in the last frame looks like
+    the beginning of another, FFmpeg gives that piece once more, and it cannot be decoded.)"""
+    left = container.streams.audio[0].duration or -1
+    for packet in container.demux(audio=0):
+        for frame in packet.decode():
+            left -= frame.samples
+            yield frame
+        if left == 0:
+            return
 
 
 def make_scaler() -> Any:
