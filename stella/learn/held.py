@@ -88,7 +88,7 @@ class HeldOut:
         """Read the clips that are to stay in memory, several at a time. What cannot be read fails when it is used."""
 
         def read(index: int) -> None:
-            with suppress(ClipError):
+            with suppress(Exception):  # decoders raise all kinds
                 self[index]
 
         new = [index for index, key in enumerate(self.keys) if key not in self.decoded]
