@@ -56,6 +56,16 @@ def test_without_augmentation_a_batch_is_the_clips_cropped() -> None:
     assert [labels.name for labels in labels_of(source, batches[0].ids)] == ["c0", "c1", "c0", "c1"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_clips_decoded_one_by_one_are_made_on_the_gpu_and_are_the_same() -> None:
+    config = StreamConfig(batch_size=3, size=16, spec_frames=32, mels=16)
+    pairs = zip(*(evaluation_batches(Videos(7), config, device) for device in ("cuda", "cpu")), strict=True)
+    for ours, theirs in pairs:
+        assert ours.video.is_cuda and ours.audio.is_cuda and ours.ids.is_cuda
+        assert torch.equal(ours.video.cpu(), theirs.video) and torch.equal(ours.ids.cpu(), theirs.ids)
+        torch.testing.assert_close(ours.audio.cpu(), theirs.audio, rtol=1e-3, atol=1e-3)
+
+
 def test_augmentation_changes_pictures_and_sound_from_epoch_to_epoch() -> None:
     first, second = Stream({"a": videos(4)}, replace(CONFIG, shuffle=False))
     [plain] = evaluation_batches(videos(4), CONFIG)

@@ -161,6 +161,18 @@ def test_what_is_written_meanwhile_is_the_state_of_its_beginning(
     assert same(Checkpoints(tmp_path).load(), expected)
 
 
+def test_where_a_device_has_no_room_the_copy_is_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    rows = torch.arange(6.0)
+    monkeypatch.setattr(torch.Tensor, "clone", full)
+    found = checkpoint.copied({"rows": [rows], "step": 3})
+    monkeypatch.undo()
+    rows += 1
+    assert same(checkpoint.fetched(found), {"rows": [torch.arange(6.0)], "step": 3})
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpus_state_is_that_of_its_beginning_while_it_goes_on(tmp_path: Path) -> None:
     """A copy on the GPU, fetched by another thread: what the GPU computes before counts, what it computes after not."""
