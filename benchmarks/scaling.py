@@ -214,10 +214,10 @@ def bytes_of_a_step(
         own = {"weights": away * gathered, "gradients": away * reduced}
     columns = METHODS[method].columns(config, METHODS[method].Config())
     stored = sum(each.bytes for each in (coded(columns) if codec else columns).values()) if columns else 0
-    rows, travel = 2 * batch if columns else batch, batch * away
-    if count <= MOST_PROCESSES and not shard:
-        travel = (count - 1) * message(batch, count)
-    matching = travel * config.patches_v * config.dim * 2 / (1 if count <= MOST_PROCESSES else 2) if scores else 0
+    rows, recorded = 2 * batch if columns else batch, count <= MOST_PROCESSES and not shard
+    travel = (count - 1) * message(batch, count) if recorded else batch * away
+    videos = travel if recorded else travel / 2  # half of the pairs are mismatched
+    matching = videos * config.patches_v * config.dim * 2 if scores else 0
     return own | {
         "embeddings": 2 * (count - 1) * rows * 2 * config.dim * 4,  # gathered, their gradient reduced and scattered
         "memory": 2 * travel * stored,  # drawn rows and, at most, kept ones

@@ -290,14 +290,17 @@ class Memory:
             slots = torch.where(route.fits, slots, self.room)
         if "id" in given:
             self._rows["id"].index_copy_(0, slots, self._all(given.pop("id"), counts))
-        own, at = peers.own(counts) if route else slice(None), slots // peers.count
-        here = (slots < self.room) & (slots % peers.count == peers.rank)
+        here = slots if peers.alone else self._here(slots)
         for name, value in given.items():
-            rows = self._rows[name]
             if route:
-                route.store(value, own, rows, at)
-            else:  # all of them are here
-                rows.index_copy_(0, torch.where(here, at, len(rows) - 1), value)
+                route.store(value, peers.own(counts), self._rows[name], slots // peers.count)
+            else:  # every process has all of them
+                self._rows[name].index_copy_(0, here, value)
+
+    def _here(self, slots: Tensor) -> Tensor:
+        """Which row each slot is in this process: the spare one, if it is another's."""
+        own = (slots < self.room) & (slots % self.peers.count == self.peers.rank)
+        return torch.where(own, slots // self.peers.count, len(self._own(self.room)))
 
     def _fetch(self, slots: Tensor, to: torch.device) -> MemoryBatch:
         """The clips in these slots on that device; of those, the share of this process."""

@@ -1,4 +1,4 @@
-"""How rows change processes without their hosts, or with as little as they have to know."""
+"""Rows that move from process to process: drawn and kept clips of the memory, videos of mismatched pairs."""
 
 import math
 from functools import cache
@@ -12,10 +12,10 @@ from stella.peers import Arriving, Peers
 class Route:
     """Row `at[i]` of process `owner[i]` goes to process `to[i]` (negative: nowhere).
 
-    All three are int64, on the device of the rows, and the same in all processes. Every process sends every other one
-    message. Its size is exact, and the host waits for the device to know it. Where steps are recorded (`peers.static`)
-    all messages have the same size instead, with room for more rows than owners chosen by chance ever need (`message`).
-    What does not fit all the same is known to everybody (`fits`).
+    All three are int64, on the device of the rows, and the same in all processes. Every process sends one message to
+    each of the others. It has exactly the rows that go there, for which the host waits until the device knows their
+    number. Where steps are recorded (`peers.static`), all messages have the same size instead, so that no host waits.
+    Rows that find no place in their message, once in 10⁹ times (`message`), are known to all processes (`fits`).
     """
 
     def __init__(self, peers: Peers, owner: Tensor, at: Tensor, to: Tensor, most: int) -> None:
@@ -80,8 +80,8 @@ class _Messages:
 
 @cache
 def message(rows: int, processes: int) -> int:
-    """How many of a process's rows a message to another one has room for. If each row goes to any process with the same
-    chance, some message is too small once in 10⁹ times."""
+    """How many rows a message has room for, if a process sends `rows`, each to any process with the same chance: some
+    message is too small once in 10⁹ times."""
     chance, tail, most = 1 / processes, 0.0, rows
     while most > 1:
         tail += math.comb(rows, most) * chance**most * (1 - chance) ** (rows - most)

@@ -21,6 +21,8 @@ from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import Clock
 from stella.train.trainer import Trainer
 
+GIVEN_UP = 6  # steps in a row without a finite loss
+
 
 class Synthetic:
     """A stream for the trainer: batches of noise on the device, a few in rotation, without end.
@@ -103,5 +105,5 @@ def settle_draws(trainer: Trainer) -> None:
     memory = trainer.method.memory
     while memory is not None and memory.short:
         advance(trainer, 1)
-        if trainer.counters.skipped_in_a_row >= 6:
+        if trainer.counters.skipped_in_a_row >= GIVEN_UP:
             raise StellaError("no step has a finite loss, so nothing can be measured; set other values")

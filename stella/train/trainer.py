@@ -47,7 +47,7 @@ class Counters:
     skipped_in_a_row: int = 0
 
 
-OFTEN = 200  # about as many steps as a compilation takes as long as
+OFTEN = 200  # short batches of a size before it is compiled; it takes about as many to gain what compiling costs
 
 
 class Meter:
