@@ -217,6 +217,30 @@ def test_rows_by_routes(messages: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(all, fork(3, work)))
 
 
+@pytest.mark.parametrize("room", [99, 1])
+def test_rows_stay_with_their_ids(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is shared, whole in all processes, or finds no place in its message: x is a clip's id throughout."""
+    monkeypatch.setattr(routes, "message", lambda rows, processes: min(room, rows))
+
+    def work(world: World) -> list[Any]:
+        world.static = True
+        memory, found, twice = Memory({"x": Column(torch.float32, (2,))}, 24, generator("memory")), [], 0
+        memory.split(world)
+        for step, size in enumerate([6, 6, 1, 12, 1] * 8):
+            world.here = Layout(cut(size, 2), whole=size < 2)
+            ids = torch.arange(20 * step, 20 * step + size)
+            ids = ids if size < 2 else ids[world.rows(size)]
+            if (drawn := memory.draw(len(ids))) is not None:
+                found.append(drawn["x"].equal(drawn.ids[:, None].float().expand(-1, 2)))
+                twice += sum(world.tell(len(drawn) - len(set(drawn.ids.tolist())))) if size > 1 else 0
+            memory.add(ids, x=ids[:, None].float().expand(-1, 2))
+            own = memory.state_dict()["rows"]["x"]
+            found.append(own.equal(memory.ids[world.rank :: 2, None].float().expand(-1, 2)))
+        return [all(found), twice > 0]
+
+    assert fork(2, work) == [[True, room == 1]] * 2
+
+
 def test_messages_have_room_for_what_chance_sends() -> None:
     assert message(48, 1) == 48 and message(6, 4) == 6  # no row can be too many
     assert message(48, 8) == 25 and message(48, 64) == 13
