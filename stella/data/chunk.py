@@ -118,8 +118,8 @@ class Maker:
             except ClipError as error:
                 skipped[ids[row]] = error
             else:
-                videos.append(self._crop(clip.video[None], [gens[row]]))
-                sounds.append(clip.audio)
+                videos.append(self._crop(send(clip.video[None], self.device), [gens[row]]))
+                sounds.append(send(clip.audio, self.device))
                 good.append(row)
         tick(-1)
         if not videos:
@@ -130,8 +130,7 @@ class Maker:
         lengths = torch.tensor([len(sound) for sound in sounds])  # [B]
         padded = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)  # [B, S]
         usable, used = [ids[row] for row in good], [gens[row] for row in good]
-        video, sound, lengths = (send(rows, self.device) for rows in (torch.cat(videos), padded, lengths))
-        return Chunk(self._batch(video, sound, lengths, usable, used), skipped)
+        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, used), skipped)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The same jobs. While one is done, array sources begin to read the clips of the next."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from stella.clip import MIDDLE, Clip, Labels, Source
+from stella.clip import MIDDLE, Clip, Device, Labels, Source, send
 from stella.data.chunk import Job, make, read_clip
 from stella.data.shards import DamagedSampleError, read_head, sample
 from stella.data.skipped import Skipped
@@ -55,10 +55,15 @@ def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
 
 
 class HeldOut:
-    """The stored ones among these clips. What is decoded is kept in `decoded` for the next measurement."""
+    """The stored ones among these clips. What is decoded is kept in `decoded` for the next measurement, on `device`.
 
-    def __init__(self, folder: Path, clips: Sequence[HeldClip], decoded: dict[str, Clip] | None = None) -> None:
-        self.folder, self.decoded = folder, {} if decoded is None else decoded
+    (On a GPU they are measured without main memory, which the state that is being written keeps busy.)
+    """
+
+    def __init__(
+        self, folder: Path, clips: Sequence[HeldClip], decoded: dict[str, Clip] | None = None, device: Device = "cpu"
+    ) -> None:
+        self.folder, self.decoded, self.device = folder, {} if decoded is None else decoded, device
         self.clips = [clip for clip in clips if self._path(clip).exists()]
         self.keys = [clip.key for clip in self.clips]
         self.rounds = torch.tensor([clip.round for clip in self.clips], dtype=torch.int64)
@@ -79,7 +84,8 @@ class HeldOut:
                 *frames, sound = (head.read(file, member) for member in range(len(head.offsets)))
         except (OSError, DamagedSampleError) as error:
             raise ClipError(self._path(clip), "damaged", "delete it: it is measured no more") from error
-        found = Clip(clip.item.id, decode_jpegs(frames, None), decode_flac(sound))
+        video, audio = decode_jpegs(frames, None), decode_flac(sound)
+        found = Clip(clip.item.id, send(video, self.device), send(audio, self.device))
         if len(self.decoded) < DECODED:
             self.decoded[clip.key] = found
         return found

@@ -171,7 +171,7 @@ class Learner:
         most = self.home.settings.measured(plan.epochs * plan.clips)
         measured = kept([*self.home.plans(), plan], most)
         self._decoded = {clip.key: self._decoded[clip.key] for clip in measured if clip.key in self._decoded}
-        return HeldOut(self.home.held, measured, self._decoded)
+        return HeldOut(self.home.held, measured, self._decoded, self.machine.device)
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""
@@ -212,7 +212,8 @@ class Learner:
 
     def _embed(self, trainer: Trainer, held: HeldOut, known: Vectors) -> Vectors:
         """Embeddings of the held-out clips, of which some may be known."""
-        missing = HeldOut(held.folder, [clip for clip in held.clips if clip.key not in known], held.decoded)
+        unknown = [clip for clip in held.clips if clip.key not in known]
+        missing = HeldOut(held.folder, unknown, held.decoded, held.device)
         found = dict(known)
         if len(missing):
             missing.decode()

@@ -62,7 +62,8 @@ def test_clips_decoded_one_by_one_are_made_on_the_gpu_and_are_the_same() -> None
     pairs = zip(*(evaluation_batches(Videos(7), config, device) for device in ("cuda", "cpu")), strict=True)
     for ours, theirs in pairs:
         assert ours.video.is_cuda and ours.audio.is_cuda and ours.ids.is_cuda
-        assert torch.equal(ours.video.cpu(), theirs.video) and torch.equal(ours.ids.cpu(), theirs.ids)
+        assert torch.equal(ours.ids.cpu(), theirs.ids)
+        torch.testing.assert_close(ours.video.cpu(), theirs.video, rtol=0, atol=1)  # a half may round either way
         torch.testing.assert_close(ours.audio.cpu(), theirs.audio, rtol=1e-3, atol=1e-3)
 
 

@@ -7,6 +7,7 @@ import torch
 from helpers.videos import Videos
 
 from stella.data.skipped import Skipped
+from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError
 from stella.learn import held
 from stella.learn.held import HeldClip, HeldOut, store
@@ -41,3 +42,15 @@ def test_only_some_stay_in_memory(clips: list[HeldClip], tmp_path: Path, monkeyp
     few.decode()
     assert few.decoded.keys() == {clip.key for clip in clips[:2]}
     assert len(few[5].audio) and len(few.decoded) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_kept_on_a_gpu_they_are_measured_as_those_in_main_memory(clips: list[HeldClip], tmp_path: Path) -> None:
+    here, there = HeldOut(tmp_path, clips), HeldOut(tmp_path, clips, device="cuda")
+    there.decode()
+    assert all(clip.video.is_cuda and clip.audio.is_cuda for clip in there.decoded.values())
+    config = StreamConfig(batch_size=4, size=16, spec_frames=32, mels=16, most_bad=1.0)
+    ours, theirs = ([*evaluation_batches(each, config, "cuda")] for each in (there, here))
+    assert [batch.ids.tolist() for batch in ours] == [[0, 1, 3, 4], [5]]
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.video, other.video) and torch.equal(one.audio, other.audio)
