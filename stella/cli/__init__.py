@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         models.methods,
         models.config,
         models.weights,
+        models.grow,
         models.bench,
     ),
     "Data": (data.look, data.prepare, data.pack),

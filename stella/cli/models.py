@@ -1,4 +1,4 @@
-"""`stella evaluate`, `report`, `methods`, `config`, `weights` and `bench`."""
+"""`stella evaluate`, `report`, `methods`, `config`, `weights`, `grow` and `bench`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -119,6 +119,31 @@ def weights(
     for name, value in {"sizes": found.sizes, "inputs": inputs, **found.extra}.items():
         table.add_row(Text(plain(name)), Text(plain(_key_values(value, defaults.get(name, {})))))
     console.print(table, highlight=False, soft_wrap=True)
+
+
+def grow(
+    file: Annotated[
+        Path, typer.Argument(help="Weights of the smaller model: a file, a finished run, or a shipped name.")
+    ],
+    out: Annotated[Path, typer.Argument(help="safetensors file to write.")],
+    preset: Annotated[str, typer.Option(help="Size of the larger model.")] = "small",
+    seed: Annotated[int, typer.Option(help="Of the shares in which copied features are used, and of new blocks.")] = 0,
+) -> None:
+    """Make a larger model that computes what a trained one computes, to go on training from it."""
+    import torch
+
+    from stella.model.grow import grow as grown
+    from stella.model.grow import grown_config
+    from stella.model.weights import load, save
+    from stella.rng import generator
+
+    found = load(file)
+    config = grown_config(found.model.config, preset)
+    torch.manual_seed(seed)  # of the initial values of new blocks
+    model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
+    save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, found.inputs)
+    sizes = [sum(p.numel() for p in each.parameters()) for each in (found.model, model)]
+    say(f"{out}: {sizes[0]:,} parameters became {sizes[1]:,}. Train on with model.weights={out}")
 
 
 def bench(

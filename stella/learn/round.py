@@ -3,7 +3,7 @@
 A learner is a run whose list of tasks grows. A round is one more task of a stream that already knows the lengths of
 the earlier ones, so clips never share an id, and rounds given one call after the other end where one run over the same
 tasks ends. Everything that a kill interrupts is repeated with the same outcome: the clips of a round are written down
-before anything else, and the state in use changes last. While a state is written the next round begins; after a kill
+before anything else, and the state in use changes last. A state is written while the next round trains; after a kill
 there may therefore be two rounds to finish.
 """
 
@@ -230,6 +230,7 @@ class Learner:
         place, saved = f"{self.config.method}: round {folder.number}", time.monotonic()
         total = counters.step + (len(Stream([("", stream.sources[-1])], stream.config)) if plan.clips else 0)
         checkpoints = Checkpoints(folder.checkpoints.folder, train.keep_checkpoints)
+        self._behind.go()
         with self._timed("training"), closing(stream), Display(self.console, total, counters.step) as display:
             while stream.finished_task is None and self._advance(plan, trainer, skipped):
                 display.at(counters.step, place)
@@ -246,6 +247,7 @@ class Learner:
             loss, step = trainer.meter.read(), counters.step
             self.settle()
             state = copied({"trainer": trainer.state_dict(), "loss": loss})
+            self._behind.pause()
             self._behind.do(lambda: folder.checkpoints.save(step, fetched(state)))
         return loss
 

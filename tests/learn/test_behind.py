@@ -45,6 +45,47 @@ def test_the_next_round_trains_while_a_state_is_written(tmp_path: Path, monkeypa
     assert same(state(tmp_path / "home"), state(tmp_path / "plain"))
 
 
+def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_save, plain_embed = Checkpoints.save, Learner._embed
+    writing, measuring, together = threading.Event(), threading.Event(), []
+
+    def save(self: Checkpoints, step: int, given: Any) -> Path:
+        writing.set()
+        together.append(measuring.is_set())
+        path = plain_save(self, step, given)
+        writing.clear()
+        return path
+
+    def embed(self: Learner, *given: Any) -> Any:
+        measuring.set()
+        together.append(writing.wait(0.5))  # it would begin by now
+        found = plain_embed(self, *given)
+        measuring.clear()
+        return found
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(Learner, "_embed", embed)
+    sources = packed(tmp_path / "in", (12, 12, 12))
+    learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
+    assert Home(tmp_path / "home").current == 3
+    assert together == [False] * 9  # three states, each measured before and after its round
+
+
+def test_a_pause_ends_with_go_with_wait_and_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind, done = Behind(), threading.Event()
+    for goes_on in (behind.go, behind.wait):
+        behind.pause()
+        behind.do(done.set)
+        assert not done.wait(0.2)
+        goes_on()
+        assert done.wait(WAIT)
+        done.clear()
+    monkeypatch.setattr("stella.learn.behind.PAUSE", 0.1)
+    behind.pause()
+    behind.do(done.set)
+    assert done.wait(WAIT)
+
+
 def test_after_a_failure_nothing_later_is_written(tmp_path: Path) -> None:
     behind, done = Behind(), []
     behind.do(lambda: done.append("one"))

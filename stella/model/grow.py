@@ -1,0 +1,101 @@
+"""A wider and deeper model that computes what a trained one computes (Net2Net, Chen et al., ICLR 2016).
+
+Every feature appears k times: outputs of a layer are copied, and what a layer took from one input it takes in random
+shares from the copies. Layer norms, attention heads of the same width and cosines of embeddings are unchanged by
+copies. Shares differ, so copies get different gradients and part in training. New blocks add nothing at first: the last
+layers of their attention and MLP are zero.
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from stella.errors import ConfigError
+from stella.model.avm import AVM
+from stella.model.cav import CAV, CAVConfig, preset
+
+# Axes made of several pieces (queries, keys and values; audio and video), each of which is copied in its place.
+_PIECES = {"qkv.weight": (3, 1), "qkv.bias": (3,), "dense.weight": (2, 2), "dense.bias": (2,), "fc.weight": (1, 2)}
+_STACKS = ("blocks_a", "blocks_v", "blocks_u", "decoder_blocks")
+
+
+def grown_config(config: CAVConfig, name: str) -> CAVConfig:
+    """The sizes of a preset, for the inputs of a model that is to grow into it; refused if it cannot."""
+    inputs = ("image_size", "patch_size", "frames", "spec_frames", "mel_bins")
+    big = preset(name, **{size: getattr(config, size) for size in inputs})
+    wider = {"dim": "heads", "dec_dim": "dec_heads"}
+    fits = all(
+        getattr(big, dim) % getattr(config, dim) == 0
+        and getattr(big, dim) // getattr(big, heads) == getattr(config, dim) // getattr(config, heads)
+        for dim, heads in wider.items()
+    )
+    deeper = big.dec_depth >= config.dec_depth and big.fusion_from >= config.fusion_from
+    if big == config or not fits or not deeper or _fusion(big) < _fusion(config):
+        raise ConfigError(
+            f"a model of width {config.dim} and {config.dec_dim} with {config.heads} and {config.dec_heads} heads "
+            f"cannot grow into {name} ({big.dim} and {big.dec_dim}, {big.heads} and {big.dec_heads} heads): widths "
+            "must be multiples with heads of the same width, and no stack of blocks may be shorter; choose another"
+        )
+    return replace(big, eps=config.eps)
+
+
+def grow(model: CAV, avm: AVM | None, config: CAVConfig, generator: torch.Generator) -> tuple[CAV, AVM | None]:
+    """The model and its matching module in the sizes of `grown_config`."""
+    big = CAV(config)
+    for stack in _STACKS:
+        old, new = (getattr(each, stack) for each in (model, big))
+        for index in range(len(new)):
+            if _origin(index, len(old), len(new)) is None:
+                for last in (new[index].attn.proj, new[index].mlp.fc2):
+                    nn.init.zeros_(last.weight)
+                    nn.init.zeros_(last.bias)
+    _fill(model, big, generator)
+    if avm is None:
+        return big, None
+    big_avm = AVM(config.dim, avm.heads * (config.dim // avm.dim), avm.beta, config.eps)
+    _fill(avm, big_avm, generator)
+    return big, big_avm
+
+
+@torch.no_grad()
+def _fill(small: nn.Module, big: nn.Module, generator: torch.Generator) -> None:
+    """Widen each tensor of `small` into its place in `big`."""
+    state = small.state_dict()
+    lengths = {stack: len(getattr(small, stack, ())) for stack in _STACKS}
+    linear = {f"{name}.weight" for name, module in big.named_modules() if isinstance(module, nn.Linear)}
+    for name, target in big.state_dict().items():
+        found, origin = re.match(r"(\w+)\.(\d+)\.(.+)", name), name
+        if found and found[1] in lengths:
+            index = _origin(int(found[2]), lengths[found[1]], len(getattr(big, found[1])))
+            if index is None:
+                continue
+            origin = f"{found[1]}.{index}.{found[3]}"
+        pieces = next((each for end, each in _PIECES.items() if name.endswith(end)), (1,) * target.dim())
+        target.copy_(_widened(state[origin], target.shape, pieces, name in linear, generator))
+
+
+def _widened(
+    tensor: Tensor, shape: torch.Size, pieces: tuple[int, ...], linear: bool, generator: torch.Generator
+) -> Tensor:
+    """Copies along every axis; of a linear layer's weight [out, in], random shares along the second."""
+    for axis, (size, count) in enumerate(zip(shape, pieces, strict=True)):
+        copies = size // tensor.shape[axis]
+        before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
+        apart = tensor.reshape(*before, count, -1, *after)
+        wide = torch.stack([apart] * copies, axis + 1)  # […, pieces, copies, features, …]
+        if linear and axis == 1:
+            shares = torch.rand(wide.shape, generator=generator, dtype=wide.dtype) + 0.5
+            wide = wide * shares / shares.sum(axis + 1, keepdim=True)
+        tensor = wide.flatten(axis, axis + 2)
+    return tensor
+
+
+def _origin(index: int, old: int, new: int) -> int | None:
+    """Which of `old` blocks becomes block `index` of `new`; None for a new one. Old blocks are spread evenly."""
+    return next((block for block in range(old) if block * new // old == index), None)
+
+
+def _fusion(config: CAVConfig) -> int:
+    return config.depth - config.fusion_from

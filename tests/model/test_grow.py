@@ -1,0 +1,102 @@
+"""A grown model computes what the model computes that it was grown from, and its copies part in training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stella.errors import ConfigError
+from stella.evaluate.retrieval import unit_a, unit_v
+from stella.model.avm import AVM, Pairs, match, score
+from stella.model.cav import CAV, PRESETS, CAVConfig, split_by_noise
+from stella.model.grow import grow, grown_config
+from stella.rng import generator
+from stella.selection import importance
+
+SIZES = {"image_size": 32, "spec_frames": 32, "mel_bins": 32, "frames": 2}
+
+
+@pytest.fixture
+def small() -> tuple[CAV, AVM]:
+    """Random weights, biases and norms too, in double precision."""
+    torch.manual_seed(0)
+    config = replace(PRESETS["tiny"], **SIZES)
+    model, avm = CAV(config), AVM(config.dim, config.heads)
+    for parameter in (*model.parameters(), *avm.parameters()):
+        torch.nn.init.normal_(parameter, 0.1, 0.2)
+    return model.double(), avm.double()
+
+
+@pytest.fixture
+def big(small: tuple[CAV, AVM]) -> tuple[CAV, AVM]:
+    model, avm = grow(*small, grown_config(small[0].config, "small"), generator(0, "grow"))
+    assert avm is not None
+    return model.double(), avm.double()
+
+
+def clips() -> tuple[torch.Tensor, torch.Tensor]:
+    noise = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(4, 32, 32, generator=noise, dtype=torch.float64),
+        torch.randn(4, 2, 3, 32, 32, generator=noise, dtype=torch.float64),
+    )
+
+
+def test_it_has_the_sizes_of_its_preset(big: tuple[CAV, AVM]) -> None:
+    assert big[0].config == replace(PRESETS["small"], **SIZES)
+    assert big[1].heads == PRESETS["small"].heads
+
+
+def test_reconstructions_and_embeddings_are_the_same(small: tuple[CAV, AVM], big: tuple[CAV, AVM]) -> None:
+    audio, video = clips()
+    noise = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (
+        model.pretrain(
+            model.patches_a(audio),
+            model.patches_v(video),
+            split_by_noise(noise[:, :4], 2),
+            split_by_noise(noise, 3),
+        )
+        for model in (small[0], big[0])
+    )
+    for name in ("recon_a", "recon_v"):
+        torch.testing.assert_close(getattr(theirs, name), getattr(ours, name))
+    torch.testing.assert_close(theirs.z_a, torch.cat([ours.z_a, ours.z_a], 1))
+    cosines, same = (unit_a(model, audio) @ unit_v(model, video).T for model in (small[0], big[0]))
+    torch.testing.assert_close(same, cosines, rtol=0, atol=1e-6)  # normalised in single precision
+
+
+def test_the_matching_module_is_the_same(small: tuple[CAV, AVM], big: tuple[CAV, AVM]) -> None:
+    audio, video = clips()
+    found = []
+    for model, avm in (small, big):
+        scored = score(model, avm, model.patches_a(audio), model.patches_v(video))
+        pairs = Pairs(torch.arange(4), torch.arange(4), torch.arange(4).roll(1))
+        logits = match(model, avm, scored, pairs).logits
+        found.append((logits, importance(scored.qk.q_a, scored.qk.k_v, avm.beta)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
+    model, dim = big[0], big[0].config.dim // 2
+    audio, video = clips()
+    a, v = model.patches_a(audio), model.patches_v(video)
+    split_a, split_v = (split_by_noise(torch.rand(4, n, generator=generator(n, "mask")), 2) for n in (4, 8))
+    out = model.pretrain(a, v, split_a, split_v)
+    torch.autograd.backward(out.recon_a.square().mean() + out.recon_v.square().mean())
+    for name in ("blocks_a.0.attn.proj", "blocks_u.0.mlp.fc2", "patch_embed_v"):
+        gradient = model.get_parameter(f"{name}.weight").grad
+        assert gradient is not None and not torch.allclose(gradient[:dim], gradient[dim:], rtol=0.1)
+    new = model.get_parameter("blocks_a.1.mlp.fc2.weight")  # of a block that adds nothing yet
+    assert new.grad is not None and not new.any() and new.grad.any()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [PRESETS["small"], PRESETS["base"], replace(PRESETS["tiny"], heads=6), replace(PRESETS["tiny"], dec_depth=5)],
+    ids=["the same", "larger", "other heads", "deeper"],
+)
+def test_a_model_that_cannot_grow_into_a_preset_is_refused(sizes: CAVConfig) -> None:
+    with pytest.raises(ConfigError, match="cannot grow into small"):
+        grown_config(sizes, "small")
