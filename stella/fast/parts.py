@@ -25,7 +25,9 @@ import torch._inductor.config as inductor
 from torch import Tensor
 
 from stella import losses, selection
+from stella.fast import early
 from stella.fast.activations import Activations, keeping
+from stella.methods.base import Method
 from stella.model import cav, vit
 from stella.model.avm import AVM
 from stella.model.cav import CAV, Patches
@@ -67,16 +69,20 @@ PARTS = (
     Part(selection, "correlation"),
 )
 _plain_loss, _plain_mlp, _plain_importance = AVM.loss, Mlp.forward, selection.importance
+_plain_means = Method.recon_means
 _PLAIN = {part: vars(part.owner)[part.name] for part in PARTS}
 
 
 @contextmanager
-def applied(compile: bool = True, activations: Activations = "products", lean: bool | None = None) -> Iterator[None]:
+def applied(
+    compile: bool = True, activations: Activations = "products", lean: bool | None = None, at_once: bool = True
+) -> Iterator[None]:
     """Inside, parts are fast. Without `compile` only half-precision residuals and early gradients are applied.
 
     With `lean` (none: as `compile`) it saves memory all the same: activations are recomputed, large maps never made.
+    Without `at_once` gradients of the decoder are not computed early: processes that divide weights cannot.
     """
-    swaps = _swaps(compile, activations, compile if lean is None else lean)
+    swaps = _swaps(compile, activations, compile if lean is None else lean, at_once)
     plain = [vars(owner)[name] for owner, name, _ in swaps]
     try:
         for owner, name, fast in swaps:
@@ -88,10 +94,11 @@ def applied(compile: bool = True, activations: Activations = "products", lean: b
 
 
 @cache
-def _swaps(compile: bool, activations: Activations, lean: bool) -> list[tuple[Any, str, Function]]:
+def _swaps(compile: bool, activations: Activations, lean: bool, at_once: bool) -> list[tuple[Any, str, Function]]:
     """(owner, attribute, fast version)."""
     swaps: list[tuple[Any, str, Function]] = [
-        (AVM, "loss", _early_gradients(_plain_loss)),
+        (AVM, "loss", early.matching(_plain_loss)),
+        (Method, "recon_means", early.reconstruction(_plain_means) if at_once else _plain_means),
         (Mlp, "forward", _fused_gelu(_plain_mlp) if lean else _plain_mlp),
         (selection, "importance", _importance if lean else _plain_importance),
     ]
@@ -129,37 +136,6 @@ def _half(function: Function) -> Function:
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-# ---- the matching loss: its gradients at once
-
-
-def _early_gradients(loss: Function) -> Function:
-    """The same loss, whose gradients are computed at once: its activations are freed before the backbone's pass."""
-
-    @wraps(loss)
-    def early(self: AVM, *args: Any) -> Tensor:
-        value: Tensor = loss(self, *args)
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        if not (value.requires_grad and parameters):
-            return value
-        with torch.autocast(value.device.type, enabled=False):  # as in any backward pass
-            gradients = torch.autograd.grad(value, parameters)
-        known: Tensor = _Known.apply(value.detach(), gradients, *parameters)  # type: ignore[no-untyped-call]
-        return known
-
-    return early
-
-
-class _Known(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor, ...], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *weight: Tensor) -> Any:
-        return None, None, *(weight[0] * gradient for gradient in ctx.gradients)
 
 
 # ---- GELU inside the matrix product's kernel, in passes without gradient

@@ -190,6 +190,10 @@ class Method(nn.Module, ABC):
         """The three weighted parts of L of each clip, [B] each. All clips are negatives of one another."""
         return self.recon_parts(out) | {"contrastive": self.contrastive_part(out.z_a, out.z_v)}
 
+    def recon_means(self, out: Pretrained) -> dict[str, Tensor]:
+        """The reconstruction's parts of L, averaged over the clips, for methods that compute more after them."""
+        return {name: losses.mean(part) for name, part in self.recon_parts(out).items()}
+
     def recon_parts(self, out: Pretrained) -> dict[str, Tensor]:
         target_a, target_v = out.target_a, out.target_v
         if self.objective.norm_pix:

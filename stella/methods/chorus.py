@@ -63,14 +63,14 @@ class Chorus(Method):
         drawn = self.memory.draw(max(1, round(self.config.draws * len(batch))), to=self.device)
         a, v = self.some(self.model.patches_a(batch.audio)), self.some(self.model.patches_v(batch.video))
         out = self.pretrain(a, v)
-        z_a, z_v = out.z_a, out.z_v
+        parts, z_a, z_v = self.recon_means(out), out.z_a, out.z_v
         if drawn is not None:
             past_a, past_v = drawn_patches(drawn)
             split_a, split_v = self.splits(past_a, past_v)
             z_a = torch.cat([z_a, self.model.pooled_a(past_a.take(split_a.visible))])
             z_v = torch.cat([z_v, self.model.pooled_v(past_v.take(split_v.visible))])
-        parts = self.recon_parts(out) | {"contrastive": self.contrastive_part(z_a, z_v)}
-        return Losses({name: losses.mean(part) for name, part in parts.items()}, patch_rows(a, v))
+        parts |= {"contrastive": losses.mean(self.contrastive_part(z_a, z_v))}
+        return Losses(parts, patch_rows(a, v))
 
     def some(self, patches: Patches) -> Patches:
         """κ patches of each clip, at random."""

@@ -155,6 +155,8 @@ class Pretrained:
     recon_v: Tensor  # [B, Kmask_v, patch]
     target_a: Tensor  # [B, Kmask_a, patch] the masked patches, pixels normalised
     target_v: Tensor  # [B, Kmask_v, patch]
+    o_a: Tensor  # [B, Kvis_a, D] joint outputs of the visible patches, from which the decoder predicts
+    o_v: Tensor  # [B, Kvis_v, D]
 
     def __getitem__(self, clips: slice) -> "Pretrained":
         return Pretrained(**{name: tensor[clips] for name, tensor in vars(self).items()})
@@ -322,6 +324,8 @@ class CAV(nn.Module):
             recon_v=self.decode_v(o_v, seen_v.positions, hidden_v.positions),
             target_a=self.input_a(hidden_a),
             target_v=self.input_v(hidden_v),
+            o_a=o_a,
+            o_v=o_v,
         )
 
     forward = pretrain  # for `torch.func.functional_call`

@@ -1,6 +1,6 @@
 """The training loop of all methods: batches in, steps out. Only this file calls backward, steps or casts.
 
-(Two exceptions take gradients without a step: the matching loss in `fast`, and virtual steps in `methods/virtual.py`.)
+(Two exceptions take gradients without a step: `fast/early.py`, and virtual steps in `methods/virtual.py`.)
 
 A step with a non-finite loss or gradient is skipped: weights, moving averages, optimiser, memory and the method's
 buffers stay as they were. The device decides that. On a GPU the host runs ahead and learns of a skipped step later, at
@@ -151,7 +151,7 @@ class Trainer:
         for rate, factor in self._rates:
             rate.fill_(factor * self._rate_now())
         compiled = self.runtime.compile and self._compiles(batches)
-        with applied(compiled, self.config.activations, self.runtime.compile):
+        with applied(compiled, self.config.activations, self.runtime.compile, self._sharded is None):
             finite = self._graphs(batches, compiled == self.runtime.compile) if self._graphs else self.compute(batches)
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
