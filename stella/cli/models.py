@@ -127,21 +127,29 @@ def grow(
     ],
     out: Annotated[Path, typer.Argument(help="safetensors file to write.")],
     preset: Annotated[str, typer.Option(help="Size of the larger model.")] = "small",
+    image_size: Annotated[int | None, typer.Option(help="Pixels of a frame's side.", show_default="as before")] = None,
+    spec_frames: Annotated[
+        int | None, typer.Option(help="Time steps of a spectrogram, 100 a second.", show_default="as before")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the shares in which copied features are used, and of new blocks.")] = 0,
 ) -> None:
-    """Make a larger model that computes what a trained one computes, to go on training from it."""
+    """Make a larger model that computes what a trained one computes, to go on training from it.
+
+    Larger inputs change what it computes: positions are interpolated.
+    """
     import torch
 
     from stella.model.grow import grow as grown
     from stella.model.grow import grown_config
-    from stella.model.weights import load, save
+    from stella.model.weights import inputs_for, load, save
     from stella.rng import generator
 
     found = load(file)
-    config = grown_config(found.model.config, preset)
+    config = grown_config(found.model.config, preset, image_size=image_size, spec_frames=spec_frames)
+    inputs = inputs_for(config) if image_size or spec_frames else found.inputs
     torch.manual_seed(seed)  # of the initial values of new blocks
     model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
-    save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, found.inputs)
+    save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)
     sizes = [sum(p.numel() for p in each.parameters()) for each in (found.model, model)]
     say(f"{out}: {sizes[0]:,} parameters became {sizes[1]:,}. Train on with model.weights={out}")
 

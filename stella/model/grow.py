@@ -4,12 +4,15 @@ Every feature appears k times: outputs of a layer are copied, and what a layer t
 shares from the copies. Layer norms, attention heads of the same width and cosines of embeddings are unchanged by
 copies. Shares differ, so copies get different gradients and part in training. New blocks add nothing at first: the last
 layers of their attention and MLP are zero.
+
+For larger inputs tables of positions are interpolated. That does change what the model computes.
 """
 
 import re
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stella.errors import ConfigError
@@ -21,10 +24,10 @@ _PIECES = {"qkv.weight": (3, 1), "qkv.bias": (3,), "dense.weight": (2, 2), "dens
 _STACKS = ("blocks_a", "blocks_v", "blocks_u", "decoder_blocks")
 
 
-def grown_config(config: CAVConfig, name: str) -> CAVConfig:
-    """The sizes of a preset, for the inputs of a model that is to grow into it; refused if it cannot."""
+def grown_config(config: CAVConfig, name: str, **sizes: int | None) -> CAVConfig:
+    """The sizes of a preset, for the inputs of a model that is to grow into it or for others; refused if it cannot."""
     inputs = ("image_size", "patch_size", "frames", "spec_frames", "mel_bins")
-    big = preset(name, **{size: getattr(config, size) for size in inputs})
+    big = preset(name, **{size: sizes.get(size) or getattr(config, size) for size in inputs})
     wider = {"dim": "heads", "dec_dim": "dec_heads"}
     fits = all(
         getattr(big, dim) % getattr(config, dim) == 0
@@ -62,7 +65,7 @@ def grow(model: CAV, avm: AVM | None, config: CAVConfig, generator: torch.Genera
 @torch.no_grad()
 def _fill(small: nn.Module, big: nn.Module, generator: torch.Generator) -> None:
     """Widen each tensor of `small` into its place in `big`."""
-    state = small.state_dict()
+    state = _placed(small, big) if isinstance(small, CAV) and isinstance(big, CAV) else small.state_dict()
     lengths = {stack: len(getattr(small, stack, ())) for stack in _STACKS}
     linear = {f"{name}.weight" for name, module in big.named_modules() if isinstance(module, nn.Linear)}
     for name, target in big.state_dict().items():
@@ -74,6 +77,18 @@ def _fill(small: nn.Module, big: nn.Module, generator: torch.Generator) -> None:
             origin = f"{found[1]}.{index}.{found[3]}"
         pieces = next((each for end, each in _PIECES.items() if name.endswith(end)), (1,) * target.dim())
         target.copy_(_widened(state[origin], target.shape, pieces, name in linear, generator))
+
+
+def _placed(small: CAV, big: CAV) -> dict[str, Tensor]:
+    """The tensors of `small`, with its tables of positions interpolated to the grids of `big`."""
+    state = small.state_dict()
+    for name in [name for name in state if "pos_embed" in name]:
+        old, new = ((c.grid_a if name.endswith("_a") else c.grid_v) for c in (small.config, big.config))
+        if old != new:
+            table = state[name].T.reshape(1, -1, *old)  # [1, D, times, mels] or [1, D, frames, rows, columns]
+            mode = "bilinear" if len(old) == 2 else "trilinear"
+            state[name] = F.interpolate(table, new, mode=mode).flatten(2)[0].T
+    return state
 
 
 def _widened(

@@ -78,6 +78,25 @@ def test_the_matching_module_is_the_same(small: tuple[CAV, AVM], big: tuple[CAV,
         torch.testing.assert_close(other, one)
 
 
+def test_positions_are_interpolated_for_larger_inputs(small: tuple[CAV, AVM]) -> None:
+    """Tables that are linear in the position stay so, between the outermost patches."""
+    model = small[0]
+    for name, table in model.named_parameters():
+        if "pos_embed" in name:
+            grid = model.config.grid_a if name.endswith("_a") else model.config.grid_v
+            places = torch.cartesian_prod(*((torch.arange(n) + 0.5) / n for n in grid))  # of the patches, 0 to 1
+            table.data = places.to(table) @ torch.ones(len(grid), table.shape[1], dtype=table.dtype)
+    config = grown_config(model.config, "tiny", image_size=64, spec_frames=64)
+    big, _ = grow(model, None, config, generator(0, "grow"))
+    assert big.config == replace(model.config, image_size=64, spec_frames=64)
+    for name, grid in (("pos_embed_a", (4, 2)), ("inter_pos_embed_v", (2, 4, 4)), ("decoder_pos_embed_v", (2, 4, 4))):
+        old = model.config.grid_a if name.endswith("_a") else model.config.grid_v
+        axes = [((torch.arange(n) + 0.5) / n).clamp(0.5 / o, 1 - 0.5 / o) for n, o in zip(grid, old, strict=True)]
+        want = torch.cartesian_prod(*axes).sum(1)
+        torch.testing.assert_close(big.get_parameter(name)[:, 0].float(), want)
+    assert torch.equal(big.get_parameter("blocks_a.0.attn.proj.weight"), model.blocks_a[0].attn.proj.weight.float())  # type: ignore[union-attr,operator]
+
+
 def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
     model, dim = big[0], big[0].config.dim // 2
     audio, video = clips()
