@@ -8,7 +8,7 @@ else in a process several times slower, but not a GPU's training; so it pauses w
 import ctypes
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 PAUSE = 20.0  # seconds that a piece of work waits at most
 
@@ -41,10 +41,11 @@ class Behind:
         self._going.set()
 
     def wait(self) -> None:
-        """Wait until all is done; raises the error of what failed."""
+        """Wait until all is done; raises the error of what failed. A signal may interrupt it: then wait again."""
         self.go()
-        last, self._last = self._last, None
-        if last is not None:
+        if self._last is not None:
+            wait([self._last])
+            last, self._last = self._last, None
             last.result()
 
 

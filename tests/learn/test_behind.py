@@ -1,5 +1,6 @@
 """States that are written while the next round trains."""
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stella.learn.behind import Behind
 from stella.learn.home import Home
 from stella.learn.loop import learn
 from stella.learn.round import Learner
+from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints, copied
 
 WAIT = 30.0
@@ -103,6 +105,24 @@ def test_after_a_failure_nothing_later_is_written(tmp_path: Path) -> None:
     behind.do(lambda: done.append("three"))
     behind.wait()
     assert done == ["one", "three"]
+
+
+def test_after_a_signal_in_a_wait_the_rest_is_waited_for() -> None:
+    """The process holds its lock until all is written: whoever comes next would write the same round."""
+    behind, goes_on, done = Behind(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        goes_on.wait(WAIT)
+        done.set()
+
+    behind.do(slow)
+    with pytest.raises(Stopped), Stop() as stop, stop.at_once():
+        threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGTERM]).start()
+        behind.wait()
+    assert not done.is_set()
+    goes_on.set()
+    behind.wait()
+    assert done.is_set()
 
 
 def test_a_copied_state_does_not_change_with_training() -> None:
