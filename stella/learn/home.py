@@ -93,6 +93,11 @@ class RoundFolder:
         return read_json(self.record) if self.record.exists() else None
 
 
+def learnt(record: Line) -> int:
+    """How many clips a round was trained on: those that could be used."""
+    return int(record.get("learnt", record["clips"]))
+
+
 class Home:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)

@@ -15,7 +15,7 @@ from stella import methods
 from stella.config import to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import Line
-from stella.learn.home import Home, Settings
+from stella.learn.home import Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
@@ -155,7 +155,8 @@ class Session:
         for problem in self.scanner.problems:
             self.learner.say(problem, "yellow")
         if not new:
-            known, rounds = sum(plan.clips for plan in self.home.plans()), number_of(self.home.current, "round")
+            self.learner.settle()  # the record of a round that was finished just now
+            known, rounds = sum(map(learnt, self.home.history())), number_of(self.home.current, "round")
             self.learner.say(f"nothing new: {number_of(known, 'clip')} learnt in {rounds}")
         for start in range(0, len(new), clips or len(new) or 1):
             self._done(self.learner.begin(new[start : start + clips if clips else None], self.epochs))

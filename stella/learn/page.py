@@ -12,7 +12,7 @@ from markupsafe import Markup
 from stella.data.shards import DamagedSampleError, read_head
 from stella.data.skipped import in_words
 from stella.files import Line, write_text
-from stella.learn.home import Home
+from stella.learn.home import Home, learnt
 from stella.learn.measure import fall
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
@@ -55,7 +55,7 @@ def _story(history: Sequence[Line]) -> list[str]:
     if not history:
         return ["Nothing is learnt yet."]
     first, last = history[0], history[-1]
-    clips = sum(record["clips"] for record in history)
+    clips = sum(map(learnt, history))
     aside = sum(record["set_aside"] for record in history)
     story = [
         f"{number_of(clips, 'clip')} learnt in {number_of(len(history), 'round')} since {_date(first)}; {aside:,} set "
@@ -151,7 +151,7 @@ def _row(record: Line) -> list[str]:
     return [
         str(record["round"]) + (" (kept apart)" if record["kept_apart"] else ""),
         _date(record),
-        f"{record['clips']:,}",
+        f"{learnt(record):,}",
         *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
         *("–" if record[name] is None else f"{record[name]:.1f}" for name in ("F", "gap", "matching")),
         in_words(record["skipped"]) or "–",

@@ -30,7 +30,7 @@ from stella.evaluate.retrieval import embed
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind, give_back
 from stella.learn.held import HeldOut, is_held, kept, store
-from stella.learn.home import Home, Plan, RoundFolder
+from stella.learn.home import Home, Plan, RoundFolder, learnt
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, measures
 from stella.learn.past import Past
@@ -346,6 +346,7 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "epochs": plan.epochs,
         "clips": plan.clips,
+        "learnt": plan.clips - sum(isinstance(id, int) for id in skipped.records),
         "set_aside": len(plan.held),
         "sources": dict(Counter(item.root for item in plan.train)),
         "skipped": skipped.counts,
@@ -354,8 +355,7 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
 
 def told(record: Line) -> str:
     """One line about a round."""
-    learnt, aside = number_of(record["clips"], "clip"), record["set_aside"]
-    parts = [f"round {record['round']}: {learnt} learnt, {aside} set aside"]
+    parts = [f"round {record['round']}: {number_of(learnt(record), 'clip')} learnt, {record['set_aside']} set aside"]
     both = {name: record[name] for name in ("old", "new") if record[name]}
     parts += [f"A on {name} clips {each['before']:.1f} → {each['after']:.1f}" for name, each in both.items()]
     if not both:

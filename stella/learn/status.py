@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stella.data.skipped import in_words
 from stella.files import Line
-from stella.learn.home import Home
+from stella.learn.home import Home, learnt
 
 SHOWN = 20  # newest rounds
 MEANING = "A: mean of R@1/5/10 on clips set aside, before → after the round, %; F: points lost since rounds were new"
@@ -35,7 +35,7 @@ def _row(record: Line) -> list[str]:
     return [
         str(record["round"]),
         record["ended"][:16].replace("T", " "),
-        f"{record['clips']:,}",
+        f"{learnt(record):,}",
         str(record["set_aside"]),
         *(_pair(record[name]) for name in ("old", "new")),
         *(_figure(record[name]) for name in ("F", "gap", "matching")),

@@ -29,16 +29,18 @@ class Attached:
             raise HttpError(503, "the learner cannot be read just now; try again", retry=5) from error
 
     def _tree(self) -> dict[str, Any]:
+        from stella.learn.home import learnt
+
         history, following = self.home.history(), self.home.next
         last = history[-1] if history else None
         memory = last["memory"] if last else None
         return {
             "name": plain(self.root.resolve().name),
             "round": self.home.current,
-            "clips": sum(record["clips"] for record in history),
+            "clips": sum(map(learnt, history)),
             "set_aside": sum(record["set_aside"] for record in history),
             "doing": self._doing(following),
-            "history": [_row(record) for record in history[-SHOWN:]],
+            "history": [_row(record) | {"clips": learnt(record)} for record in history[-SHOWN:]],
             "memory": memory
             and {
                 "rounds": memory["rounds"],
@@ -73,4 +75,4 @@ class Attached:
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
     both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
-    return {key: record[key] for key in ("round", "ended", "clips", "F", "gap", "matching")} | both
+    return {key: record[key] for key in ("round", "ended", "F", "gap", "matching")} | both

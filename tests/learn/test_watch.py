@@ -17,8 +17,10 @@ from stella.learn import loop, round
 from stella.learn.home import Home, Settings
 from stella.learn.items import LOST
 from stella.learn.loop import Session, Watch, learn
+from stella.learn.page import render
 from stella.learn.round import Learner
 from stella.runs.stop import Stop
+from stella.serve.learner import Attached
 
 
 @pytest.mark.slow
@@ -51,6 +53,22 @@ def test_files_that_grow_are_waited_for_and_bad_ones_are_counted(tmp_path: Path)
     assert home.seen().bad.keys() == {str(root / "bad.mp4")}
     lost = [reason for reason in skipped.values() if reason in LOST]  # renamed after the round began
     assert sum(sum(record["skipped"].values()) for record in done.rounds) == len(skipped) == 1 + len(lost) <= 2
+
+
+def test_clips_that_could_not_be_used_are_not_told_as_learnt(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for seed in range(3):
+        write_video(root / f"{seed}.mp4", 1.0, seed=seed)
+    (root / "bad.mp4").write_bytes(b"no video at all")
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with (tmp_path / "said").open("w") as file:
+        for new in ((config, Settings(share=0.0)), (None, None)):
+            learn(tmp_path / "home", [str(root)], *new, console=Console(file=file, width=300))
+    said = (tmp_path / "said").read_text()
+    assert "round 1: 3 clips learnt, 0 set aside" in said and "skipped 1 not a media file" in said
+    assert "nothing new: 3 clips learnt in 1 round" in said
+    assert "3 clips learnt in 1 round since" in render(Home(tmp_path / "home"))
+    assert Attached(str(tmp_path / "home")).tree()["clips"] == 3
 
 
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
