@@ -76,6 +76,8 @@ def learn(
     else:
         if not sources:
             raise StellaError("give at least one folder to learn from: stella learn HOME SRC…")
+        if run and (left_out := [*values, *([f"--recipe {recipe}"] if recipe else [])]):
+            raise StellaError(f"--from {run} takes the values of that run; leave {', '.join(left_out)} out")
         base = there.settings if there.exists else Settings()
         settings = loop.with_changes(base, guard=guard, share=share, held=held, effort=effort, keep=keep)
         pause = _seconds(every)

@@ -95,7 +95,8 @@ class RoundFolder:
 
 def learnt(record: Line) -> int:
     """How many clips a round was trained on: those that could be used."""
-    return int(record.get("learnt", record["clips"]))
+    found: int = record["learnt"] if "learnt" in record else record["clips"]
+    return found
 
 
 class Home:
@@ -133,6 +134,10 @@ class Home:
             )
         return tree
 
+    def check(self) -> None:
+        """Refuse a folder that is not a learner's, or is one of another version."""
+        self._tree  # noqa: B018
+
     def change(self, config: RunConfig | None = None, settings: Settings | None = None) -> None:
         new = dict(self._tree)
         new |= {"config": to_tree(config)} if config else {}
@@ -167,6 +172,8 @@ class Home:
         self.root.mkdir(parents=True, exist_ok=True)
         try:
             with lock(self.root / "lock"):
+                if self.exists:
+                    self.check()
                 sweep(self.root)
                 if self.exists and (self.root / "undo").exists():
                     self._undo()

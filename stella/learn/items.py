@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stella.clip import MIDDLE, Clip, Source, Windowed, location_of
+from stella.data.archives.tar import ARCHIVE
 from stella.data.folder import VIDEO_SUFFIXES, find_videos, walk
 from stella.data.packed import Packed
 from stella.data.shards import Shards
@@ -235,10 +236,16 @@ def refuse_empty(root: str) -> None:
         find_videos(Path(root))
 
 
+def check_folder(root: str) -> None:
+    path = Path(root)
+    if not path.is_dir():
+        archive = f"; first make shards of it: stella prepare {root} SHARDS" if ARCHIVE.fullmatch(path.name) else ""
+        raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips{archive}")
+
+
 def kind_of(root: str) -> tuple[str, str]:
     """What a folder holds, as `data.source` names it, and the folder of packed clips or shards, which may be below."""
-    if not Path(root).is_dir():
-        raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips")
+    check_folder(root)
     for folder, _, names in walk(Path(root), lambda error: None):
         if "clips.json" in names:
             return "packed", str(folder)

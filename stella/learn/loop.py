@@ -16,7 +16,7 @@ from stella.config import to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import Line
 from stella.learn.home import Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, gone
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_folder, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
@@ -147,8 +147,7 @@ class Session:
 
     def once(self, clips: int | None) -> None:
         for root in self.roots:
-            if not Path(root).is_dir():
-                raise StellaError(f"{root} is not a folder; give folders of videos, shards or packed clips")
+            check_folder(root)
         while (left := self.learner.go_on()) is not None:
             self._done(left)
         new = [item for item, _ in self._scan(self.home.seen())]
@@ -259,6 +258,7 @@ class Session:
 def accept(root: Path | str, console: Console) -> None:
     """Use the round that was kept apart."""
     home = Home(root)
+    home.check()
     with home.locked(), Stop() as stop:
         folder = home.next
         if folder.ended is None:
@@ -271,6 +271,7 @@ def accept(root: Path | str, console: Console) -> None:
 def drop(root: Path | str, console: Console) -> None:
     """Discard the round that is kept apart or in progress."""
     home = Home(root)
+    home.check()
     with home.locked():
         if not home.next.plan.exists():
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
@@ -280,6 +281,7 @@ def drop(root: Path | str, console: Console) -> None:
 
 def rollback(root: Path | str, number: int, console: Console) -> None:
     home = Home(root)
+    home.check()
     with home.locked():
         home.rollback(number)
         say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")

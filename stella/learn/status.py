@@ -16,6 +16,7 @@ MEANING = "A: mean of R@1/5/10 on clips set aside, before → after the round, %
 
 def status_table(home: Home) -> Group:
     """The newest rounds, and what is in use."""
+    home.check()
     table = Table("round", "ended", "clips", "set aside", "A old", "A new", "F", "gap", "matching", "skipped", box=None)
     for record in home.history()[-SHOWN:]:
         table.add_row(*_row(record))

@@ -179,6 +179,34 @@ def test_another_version_is_refused_and_left_alone(three: Path, sources: list[st
     assert sorted(str(path) for path in home.rglob("*")) == before
 
 
+@pytest.mark.parametrize("given", ["--status", "--accept", "--drop", "--rollback=1"])
+def test_what_is_no_learner_of_this_version_is_refused_and_left_alone(given: str, three: Path, tmp_path: Path) -> None:
+    videos, other, invoke = tmp_path / "videos", copy(three, tmp_path / "other"), CliRunner().invoke
+    videos.mkdir()
+    write_json(other / "home.json", read_json(other / "home.json") | {"version": 99})
+    write_json(other / "undo", {"round": 1})
+    before = sorted(tmp_path.rglob("*"))
+    for path, message in ((videos, "is .*videos the folder of a learner"), (other, "has version 99")):
+        with pytest.raises(StellaError, match=message):
+            invoke(app, ["learn", str(path), given], catch_exceptions=False)
+    with pytest.raises(StellaError, match="has version 99"):
+        learn(other, [str(videos)], console=quiet())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["in.tar", "--from", "runs/a", "train.lr=1"], "takes the values of that run; leave train.lr=1 out"),
+        (["in.tar"], "is not a folder; .* first make shards of it: stella prepare in.tar SHARDS"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match=message):
+        CliRunner().invoke(app, ["learn", str(tmp_path / "home"), *given], catch_exceptions=False)
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
