@@ -167,22 +167,30 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder: a second learner is refused. Finishes what a killed one left half done."""
-        there = self.root.exists()
+        """Hold the folder: a second learner is refused."""
+        there, file = self.root.exists(), self.root / "lock"
+        ours = not file.exists()
         self.root.mkdir(parents=True, exist_ok=True)
         try:
-            with lock(self.root / "lock"):
-                if self.exists:
-                    self.check()
-                sweep(self.root)
-                if self.exists and (self.root / "undo").exists():
-                    self._undo()
-                yield
+            with lock(file):
+                try:
+                    self._recover()
+                    yield
+                finally:
+                    if ours and not self.exists:  # refused before anything was made
+                        file.unlink(missing_ok=True)
         finally:
-            if not there and not self.exists:  # refused before anything was made
-                (self.root / "lock").unlink(missing_ok=True)
+            if not there and not self.exists:
                 with suppress(OSError):
                     self.root.rmdir()
+
+    def _recover(self) -> None:
+        """Finish what a killed learner left half done."""
+        if self.exists:
+            self.check()
+        sweep(self.root)
+        if self.exists and (self.root / "undo").exists():
+            self._undo()
 
     # ---- rounds
 

@@ -1,6 +1,7 @@
 """A learner is a run whose tasks come one after the other; its folder is always whole."""
 
 import os
+import signal
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,7 @@ from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
 from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, _left_by_a_kill, accept, drop, learn, rollback
 from stella.learn.page import write_page
+from stella.learn.round import Learner
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
 from stella.serve.learner import Attached
@@ -154,14 +156,25 @@ def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bo
         (accept if taken else drop)(home, quiet())
 
 
-def test_a_folder_of_something_else_is_refused_and_one_that_was_being_made_is_not(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_refused_and_one_that_was_being_made_is_not(
+    sources: list[str], tmp_path: Path
+) -> None:
     home = Home(tmp_path / "home")
     home.root.mkdir()
     home.held.mkdir()
     (home.root / "lock").touch()
+    (home.root / "home.json.0123abcd.tmp").touch()
+    with home.locked():  # which removes it
+        pass
     (home.root / "model.safetensors").symlink_to("current/model.safetensors")
     assert all(map(_left_by_a_kill, home.root.iterdir()))
     (home.held / "mine.tar").touch()
+    with pytest.raises(StellaError, match="something else"):
+        learn(home.root, sources, config_for(sources[0]), console=quiet())
+    (home.root / "lock").unlink()
+    with pytest.raises(StellaError, match="something else"):
+        learn(home.root, sources, config_for(sources[0]), console=quiet())
+    assert {path.name for path in home.root.iterdir()} == {"held", "model.safetensors"}
     assert not _left_by_a_kill(home.held) and not _left_by_a_kill(home.held / "mine.tar")
 
 
@@ -260,6 +273,18 @@ def test_a_finished_run_goes_on_as_a_learner(
     pretrain(config, tmp_path / "both", console=quiet())
     both = Checkpoints(tmp_path / "both" / "checkpoints").load()
     assert both is not None and same(both["trainer"], state(home)["trainer"])
+
+
+def test_a_learner_stopped_in_its_first_round_names_no_model(
+    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Learner, *given: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Learner, "_prepared", stopped)
+    values = ["model.preset=tiny", f"data.path={sources[0]}", "data.source=packed"]
+    done = CliRunner().invoke(app, ["learn", str(tmp_path / "home"), sources[0], *values])
+    assert done.exit_code == 143 and "no round is in use yet" in done.output and "round 0" not in done.output
 
 
 def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path) -> None:
