@@ -1,0 +1,114 @@
+"""Which video patches STELLA's pruning takes: the share of the sounding object's patches that each rule keeps.
+
+    OMP_NUM_THREADS=2 python benchmarks/pruned.py --seeds 100 101 102 --out results/room/pruned.csv
+
+STELLA is trained in the setting of `room` on fewer clips; after each task the clips of the next one are scored against
+its memory, as in the first step of that task. `room` has all 16-pixel patches of 4 frames, of which κ = half are kept.
+"""
+
+import argparse
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from room import config_of
+from room_job import Gallery, Job, render
+
+from stella import selection
+from stella.clip import Batch
+from stella.data.scenes import TASKS, Scenes
+from stella.evaluate.matching import regions
+from stella.model.avm import score
+
+CLIPS = 64  # scored after each task
+DRAWS = 20
+RULES = ("STELLA", "no pruning", "uniform importance", "random")
+
+
+@torch.no_grad()
+def kept(job: Job, batch: Batch, inside: torch.Tensor) -> dict[str, list[float]]:
+    """For each rule: the shares of the object's patches and of the others that it keeps (of "pruned": takes), how often
+    it keeps less than a quarter of the object, and the share of the object's patches that it never keeps."""
+    method = job.method
+    a, v = method.model.patches_a(batch.audio), method.model.patches_v(batch.video)
+    scored = score(method.model, method.avm, a, v)
+    chosen: dict[str, list[torch.Tensor]] = {rule: [] for rule in (*RULES, "pruned")}
+    for _ in range(DRAWS):
+        scores = method.scores(scored, method.draw(batch))
+        nothing, ones = torch.zeros_like(scores.correlation_v), torch.ones_like(scores.importance_v)
+        given = {
+            "STELLA": scores,
+            "no pruning": replace(scores, correlation_v=nothing),
+            "uniform importance": replace(scores, importance_v=ones),
+            "random": replace(scores, importance_v=ones, correlation_v=nothing),
+        }
+        for rule, each in given.items():
+            positions = method.select(a, v, each)[1].positions
+            chosen[rule].append(torch.zeros_like(inside).scatter(1, positions, True))
+        noise = selection.uniform(*scores.importance_v.shape, generator=method.generators["select"])
+        chosen["pruned"].append(selection.prune(scores.correlation_v, noise))
+    return {rule: shares(torch.stack(draws).float(), inside) for rule, draws in chosen.items()}
+
+
+def shares(draws: torch.Tensor, inside: torch.Tensor) -> list[float]:
+    """From [draws, B, L] and [B, L]."""
+    seen = inside.any(1)
+    by_clip = (draws * inside).sum(2)[:, seen] / inside.sum(1)[seen]  # [draws, clips with an object]
+    often = draws.mean(0)
+    found = (
+        often[inside].mean(),
+        often[~inside].mean(),
+        (by_clip < 0.25).float().mean(),
+        (often[inside] == 0).float().mean(),
+    )
+    return [round(each.item(), 4) for each in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[100])
+    parser.add_argument("--clips", type=int, default=640)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    small = ["train.device=cpu", f"data.clips={given.clips}", "data.eval_clips=12", f"stream.epochs={given.epochs}"]
+    clips, gallery = render("train", given.clips, 1, "cpu"), Gallery(render("eval", 12, 1, "cpu"), 12)
+    rows: list[dict[str, Any]] = []
+    for seed in given.seeds:
+        values = ["method=stella", "args.alpha=0.1", "memory.bytes=36000000", f"seed={seed}", *small]
+        run = {"label": "stella", "recipe": "room", "set": values}
+        job = Job(run, config_of(run), clips, gallery)
+        while True:
+            got = job.tick()
+            done = job.stream.finished_task
+            if isinstance(got, dict) or done == len(TASKS) - 1:
+                break
+            if done is not None:
+                rows += [
+                    {"seed": seed, "after": done + 1, **row} for row in measured(job, list(TASKS)[done + 1], clips)
+                ]
+                print(rows[-5:], flush=True)
+    with given.out.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+def measured(job: Job, task: str, clips: tuple[torch.Tensor, torch.Tensor]) -> list[dict[str, Any]]:
+    """The first clips of a task that is not learnt yet."""
+    each, number = len(clips[0]) // len(TASKS), list(TASKS).index(task)
+    at = slice(number * each, number * each + CLIPS)
+    scenes, config = Scenes(task, "train", each, seed=1), job.method.model.config
+    both = torch.stack([regions(scenes.labels(i), config) for i in range(CLIPS)])  # [B, 2, Lv]
+    inside = both[:, 0]
+    found = kept(job, Batch(clips[0][at], clips[1][at], torch.arange(CLIPS)), inside)
+    return [
+        {"task": task, "rule": rule, **dict(zip(("object", "rest", "mostly_gone", "never"), each, strict=True))}
+        for rule, each in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
