@@ -59,7 +59,7 @@ def test_steps_run_with_the_activations_that_are_set(activations: str, monkeypat
     plain = trainer_module.applied
     monkeypatch.setattr(trainer_module, "applied", lambda *how: seen.append(how) or plain(*how))
     trainer.advance()
-    assert seen == [(False, activations, False)]
+    assert seen == [(False, activations, False, True)]
 
 
 def test_short_batches_are_compiled_when_their_size_has_come_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_short_batches_are_compiled_when_their_size_has_come_often(monkeypatch: 
     monkeypatch.setattr(trainer_module, "applied", lambda *how: seen.append(how) or plain(False))
     while trainer.advance():
         pass
-    assert {(kept, lean) for _, kept, lean in seen} == {("products", True)}
+    assert {(kept, lean) for _, kept, lean, _ in seen} == {("products", True)}
     # Two epochs each: batches of 4 and 1, of 4 and 2, of 4 and 1 clips.
     assert [compiled for compiled, *_ in seen] == [True, False] * 4 + [True, True] * 2
 
