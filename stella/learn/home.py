@@ -136,7 +136,7 @@ class Home:
 
     def check(self) -> None:
         """Refuse a folder that is not a learner's, or is one of another version."""
-        self._tree  # noqa: B018
+        _ = self._tree
 
     def change(self, config: RunConfig | None = None, settings: Settings | None = None) -> None:
         new = dict(self._tree)

@@ -24,11 +24,9 @@ from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
 from stella.embed.model import fingerprint
 from stella.errors import StellaError
-from stella.evaluate.after_task import MATCHING_CLIPS
-from stella.evaluate.matching import evaluate_matching, some_of
-from stella.evaluate.retrieval import embed
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind, give_back
+from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder, learnt
 from stella.learn.items import Item, opened
@@ -37,7 +35,6 @@ from stella.learn.past import Past
 from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
 from stella.model import weights
 from stella.model.layouts import under
-from stella.rng import generator
 from stella.runs.build import build_method
 from stella.runs.config import machine
 from stella.runs.environment import environment
@@ -61,6 +58,7 @@ class Learner:
         self.home, self.console, self.stop = home, console, stop
         self.config = home.config
         self.machine = machine(self.config.train)
+        self._examiner = Examiner(self.config, self.machine)
         self._commit = environment(self.machine)["commit"]
         self._trainer: Trainer | None = None  # with the last round's state, between rounds
         self._last: Line | None = None  # the last round's record …
@@ -147,7 +145,7 @@ class Learner:
         loss = state["loss"] if state and "loss" in state else self._train(folder, plan, trainer, skipped)
         with self.stop.at_once():
             with self._timed("measuring"):
-                after = self._embed(trainer, held, {})
+                after = self._examiner.embed(trainer.method, held, {})
                 found = self._measured(folder, trainer, held, before, after)
             with self._timed("saving"):
                 self._write_weights(folder, trainer, found, after)
@@ -207,22 +205,8 @@ class Learner:
             last = self.home.round(self.home.current).embeddings
             if self._last is None and self.home.current and last.exists():
                 self._known = read_vectors(last)
-            write_vectors(path, self._embed(trainer, held, self._known), "")
+            write_vectors(path, self._examiner.embed(trainer.method, held, self._known), "")
         return read_vectors(path)
-
-    def _embed(self, trainer: Trainer, held: HeldOut, known: Vectors) -> Vectors:
-        """Embeddings of the held-out clips, of which some may be known."""
-        unknown = [clip for clip in held.clips if clip.key not in known]
-        missing = HeldOut(held.folder, unknown, held.decoded, held.device)
-        found = dict(known)
-        if len(missing):
-            missing.decode()
-            stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
-            device, autocast = self.machine.device, self.machine.autocast
-            made = embed(trainer.method.eval_model, missing, stream, device, autocast)
-            for id, a, v in zip(made.ids.tolist(), made.a.cpu(), made.v.cpu(), strict=True):
-                found[missing.keys[id]] = a, v
-        return {key: found[key] for key in held.keys if key in found}
 
     def _train(self, folder: RoundFolder, plan: Plan, trainer: Trainer, skipped: Skipped) -> dict[str, float]:
         """Train to the end of the round and save its state; returns the mean losses."""
@@ -281,7 +265,7 @@ class Learner:
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]
             worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
-        return found | {"matching": self._matching(trainer, held)}
+        return found | {"matching": self._examiner.matching(trainer.method, held)}
 
     def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line, after: Vectors) -> None:
         """Weights and embeddings, behind."""
@@ -304,17 +288,6 @@ class Learner:
     def _guarded(self, found: Line) -> Line:
         guard, fell = self.home.settings.guard, fall(found)
         return {"guard": guard, "kept_apart": guard is not None and fell is not None and fell > guard}
-
-    def _matching(self, trainer: Trainer, held: HeldOut) -> float | None:
-        """Accuracy of the matching module in percent; None without one."""
-        avm = trainer.method.avm
-        if avm is None or len(held) < 2:
-            return None
-        some = some_of(held, min(MATCHING_CLIPS, max(8, len(held) // 4)), generator("matching", 0))
-        stream = replace(self.config.stream, batch_size=self.config.evaluate.batch, workers=0, most_bad=1.0)
-        gen, model = generator(self.config.seed, "matching", 0), trainer.method.eval_model
-        found = evaluate_matching(model, avm, some, stream, gen, self.machine.device, self.machine.autocast)
-        return 100 * found.correct.double().mean().item()
 
     def _memory(self, trainer: Trainer, plan: Plan) -> dict[str, Any] | None:
         """How many clips of the memory came in each round, and from each source; how many are different ones."""

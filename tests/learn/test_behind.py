@@ -12,6 +12,7 @@ from helpers.small import same
 
 from stella.errors import StellaError
 from stella.learn.behind import Behind
+from stella.learn.examine import Examiner
 from stella.learn.home import Home
 from stella.learn.loop import learn
 from stella.learn.round import Learner
@@ -48,7 +49,7 @@ def test_the_next_round_trains_while_a_state_is_written(tmp_path: Path, monkeypa
 
 
 def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain_save, plain_embed = Checkpoints.save, Learner._embed
+    plain_save, plain_embed = Checkpoints.save, Examiner.embed
     writing, measuring, together = threading.Event(), threading.Event(), []
 
     def save(self: Checkpoints, step: int, given: Any) -> Path:
@@ -58,7 +59,7 @@ def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch
         writing.clear()
         return path
 
-    def embed(self: Learner, *given: Any) -> Any:
+    def embed(self: Examiner, *given: Any) -> Any:
         measuring.set()
         together.append(writing.wait(0.5))  # it would begin by now
         found = plain_embed(self, *given)
@@ -66,7 +67,7 @@ def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch
         return found
 
     monkeypatch.setattr(Checkpoints, "save", save)
-    monkeypatch.setattr(Learner, "_embed", embed)
+    monkeypatch.setattr(Examiner, "embed", embed)
     sources = packed(tmp_path / "in", (12, 12, 12))
     learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
     assert Home(tmp_path / "home").current == 3
