@@ -37,7 +37,7 @@ def test_values_and_gradients_are_the_same(name: str) -> None:
         torch.testing.assert_close(one_side, other)
 
 
-def test_the_decoder_keeps_nothing_while_past_clips_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_keeps_nothing_while_past_clips_are_encoded() -> None:
     """Bytes kept for the backward pass when all losses are known, and the most on the way."""
     most = {at_once: peak(at_once) for at_once in (True, False)}
     assert most[True][0] < 0.8 * most[False][0]  # at the end

@@ -74,6 +74,28 @@ def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch
     assert together == [False] * 9  # three states, each measured before and after its round
 
 
+def test_writing_begins_when_the_next_round_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_save, plain_advance = Checkpoints.save, Learner._advance
+    written, seen = threading.Event(), []
+
+    def save(self: Checkpoints, step: int, given: Any) -> Path:
+        path = plain_save(self, step, given)
+        written.set()
+        return path
+
+    def advance(self: Learner, *given: Any) -> bool:
+        if self.home.next.number == 2 and not seen:
+            seen.append(written.wait(WAIT / 2))
+        return plain_advance(self, *given)
+
+    monkeypatch.setattr("stella.learn.behind.PAUSE", 2 * WAIT)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    monkeypatch.setattr(Learner, "_advance", advance)
+    sources = packed(tmp_path / "in", (12, 12))
+    learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
+    assert seen == [True]
+
+
 def test_a_pause_ends_with_go_with_wait_and_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     behind, done = Behind(), threading.Event()
     for goes_on in (behind.go, behind.wait):

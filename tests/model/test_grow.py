@@ -94,7 +94,8 @@ def test_positions_are_interpolated_for_larger_inputs(small: tuple[CAV, AVM]) ->
         axes = [((torch.arange(n) + 0.5) / n).clamp(0.5 / o, 1 - 0.5 / o) for n, o in zip(grid, old, strict=True)]
         want = torch.cartesian_prod(*axes).sum(1)
         torch.testing.assert_close(big.get_parameter(name)[:, 0].float(), want)
-    assert torch.equal(big.get_parameter("blocks_a.0.attn.proj.weight"), model.blocks_a[0].attn.proj.weight.float())  # type: ignore[union-attr,operator]
+    name = "blocks_a.0.attn.proj.weight"
+    assert torch.equal(big.get_parameter(name), model.get_parameter(name).float())
 
 
 def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
