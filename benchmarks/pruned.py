@@ -8,6 +8,7 @@ its memory, as in the first step of that task. `room` has all 16-pixel patches o
 
 import argparse
 import csv
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from stella.model.avm import score
 
 CLIPS = 64  # scored after each task
 DRAWS = 20
-RULES = ("STELLA", "no pruning", "uniform importance", "random")
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def kept(job: Job, batch: Batch, inside: torch.Tensor) -> dict[str, list[float]]
     method = job.method
     a, v = method.model.patches_a(batch.audio), method.model.patches_v(batch.video)
     scored = score(method.model, method.avm, a, v)
-    chosen: dict[str, list[torch.Tensor]] = {rule: [] for rule in (*RULES, "pruned")}
+    chosen = defaultdict(list)
     for _ in range(DRAWS):
         scores = method.scores(scored, method.draw(batch))
         nothing, ones = torch.zeros_like(scores.correlation_v), torch.ones_like(scores.importance_v)
@@ -80,12 +80,9 @@ def main() -> None:
         values = ["method=stella", "args.alpha=0.1", "memory.bytes=36000000", f"seed={seed}", *small]
         run = {"label": "stella", "recipe": "room", "set": values}
         job = Job(run, config_of(run), clips, gallery)
-        while True:
-            got = job.tick()
-            done = job.stream.finished_task
-            if isinstance(got, dict) or done == len(TASKS) - 1:
-                break
-            if done is not None:
+        while job.stream.finished_task != len(TASKS) - 1:
+            job.tick()
+            if (done := job.stream.finished_task) in range(len(TASKS) - 1):
                 rows += [
                     {"seed": seed, "after": done + 1, **row} for row in measured(job, list(TASKS)[done + 1], clips)
                 ]

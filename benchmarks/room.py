@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -60,55 +61,68 @@ def rendered(keys: set[Key], device: str) -> Shared:
     }
 
 
-def work(plan: list[Run], shared: Shared, out: Path, at_a_time: int, seconds: float, runs: Path | None = None) -> None:
+class Worker:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
-    room_variants.register()
-    began, waiting, jobs = time.monotonic(), list(enumerate(plan)), []
-    took: dict[str, float] = {}  # seconds of the last run of each method
-    claims, tries = Path(f"{out}.claims"), Counter[int]()
-    claims.mkdir(parents=True, exist_ok=True)
 
-    def failed(number: int, run: Run, error: Exception) -> None:
-        tries[number] += 1
-        if not isinstance(error, torch.OutOfMemoryError) or tries[number] == TRIES:
+    def __init__(self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None) -> None:
+        self.shared, self.out, self.runs, self.end = shared, out, runs, time.monotonic() + seconds
+        self.waiting, self.jobs = list(enumerate(plan)), list[tuple[int, Job]]()
+        self.took: dict[str, float] = {}  # seconds of the last run of each method
+        self.tries: Counter[int] = Counter()
+        self.claims = Path(f"{out}.claims")
+        self.claims.mkdir(parents=True, exist_ok=True)
+
+    def work(self, at_a_time: int) -> None:
+        while time.monotonic() < self.end:
+            while len(self.jobs) < at_a_time and self.waiting:
+                self._begin(*self.waiting.pop(0))
+            if not self.jobs and not self.waiting:
+                return
+            if not self._tick():
+                time.sleep(0.0005)
+
+    def _begin(self, number: int, run: Run) -> None:
+        """Claim a run, unless another process has or too little time is left."""
+        needed = 0.9 * self.took.get(run["set"][0], min(self.took.values(), default=0.0))
+        if self.end - time.monotonic() < needed:
+            return
+        try:
+            os.close(os.open(self.claims / str(number), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        try:
+            config = config_of(run)
+            train, evaluation = self.shared[key_of(config)]
+            self.jobs.append((number, Job(run, config, train, Gallery(evaluation, config.data.eval_clips), self.runs)))
+        except Exception as error:
+            self._failed(number, run, error)
+
+    def _tick(self) -> bool:
+        """A step of every run; False if the device has enough to do."""
+        results = [(number, job.run, _ticked(job)) for number, job in self.jobs]
+        going = [isinstance(got, bool) for _, _, got in results]
+        self.jobs = list(compress(self.jobs, going))
+        for number, run, got in results:
+            if isinstance(got, Exception):
+                self._failed(number, run, got)
+            elif isinstance(got, dict):
+                with self.out.open("a") as file:
+                    file.write(json.dumps(got) + "\n")
+                self.took[run["set"][0]] = got["seconds"]
+        return any(got for _, _, got in results)
+
+    def _failed(self, number: int, run: Run, error: Exception) -> None:
+        """Report a run, or try it again later if it found no memory."""
+        self.tries[number] += 1
+        if not isinstance(error, torch.OutOfMemoryError) or self.tries[number] == TRIES:
             traceback.print_exception(error)
             return
         error.__traceback__ = None  # it holds the run
         gc.collect()
         torch.cuda.empty_cache()
-        (claims / str(number)).unlink()
-        waiting.append((number, run))
+        (self.claims / str(number)).unlink()
+        self.waiting.append((number, run))
         time.sleep(PAUSE)
-
-    while True:
-        while len(jobs) < at_a_time and waiting:
-            number, run = waiting.pop(0)
-            needed = 0.9 * took.get(run["set"][0], min(took.values(), default=0.0))
-            if seconds - (time.monotonic() - began) < needed:
-                continue
-            try:
-                os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            try:
-                config = config_of(run)
-                train, evaluation = shared[key_of(config)]
-                jobs.append((number, Job(run, config, train, Gallery(evaluation, config.data.eval_clips), runs)))
-            except Exception as error:
-                failed(number, run, error)
-        if (not jobs and not waiting) or time.monotonic() - began > seconds:
-            return
-        results = [(number, job.run, _ticked(job)) for number, job in jobs]
-        jobs = [pair for pair, (_, _, got) in zip(jobs, results, strict=True) if isinstance(got, bool)]
-        for number, run, got in results:
-            if isinstance(got, Exception):
-                failed(number, run, got)
-            elif isinstance(got, dict):
-                with out.open("a") as file:
-                    file.write(json.dumps(got) + "\n")
-                took[run["set"][0]] = got["seconds"]
-        if not any(got for _, _, got in results):
-            time.sleep(0.0005)
 
 
 def _ticked(job: Job) -> Run | bool | Exception:
@@ -116,6 +130,12 @@ def _ticked(job: Job) -> Run | bool | Exception:
         return job.tick()
     except Exception as error:
         return error
+
+
+def work(plan: list[Run], shared: Shared, out: Path, at_a_time: int, seconds: float, runs: Path | None) -> None:
+    """In a process of its own."""
+    room_variants.register()
+    Worker(plan, shared, out, seconds, runs).work(at_a_time)
 
 
 def work_in_processes(

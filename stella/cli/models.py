@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,7 +147,10 @@ def grow(
 
     found = load(file)
     config = grown_config(found.model.config, preset, image_size=image_size, spec_frames=spec_frames)
-    inputs = inputs_for(config) if image_size or spec_frames else found.inputs
+    inputs = found.inputs
+    if image_size or spec_frames:
+        was = inputs or inputs_for(config)
+        inputs = replace(inputs_for(config), mean=was.mean, std=was.std)
     torch.manual_seed(seed)  # of the initial values of new blocks
     model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
     save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)

@@ -35,7 +35,9 @@ def grown_config(config: CAVConfig, name: str, **sizes: int | None) -> CAVConfig
         for dim, heads in wider.items()
     )
     deeper = big.dec_depth >= config.dec_depth and big.fusion_from >= config.fusion_from
-    if big == config or not fits or not deeper or _fusion(big) < _fusion(config):
+    if big == replace(config, eps=big.eps):
+        raise ConfigError(f"the model is {name} already; choose a larger one, or larger inputs")
+    if not fits or not deeper or _fusion(big) < _fusion(config):
         raise ConfigError(
             f"a model of width {config.dim} and {config.dec_dim} with {config.heads} and {config.dec_heads} heads "
             f"cannot grow into {name} ({big.dim} and {big.dec_dim}, {big.heads} and {big.dec_heads} heads): widths "

@@ -1,15 +1,19 @@
 """A grown model computes what the model computes that it was grown from, and its copies part in training."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from stella.cli import app
 from stella.errors import ConfigError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.model.avm import AVM, Pairs, match, score
 from stella.model.cav import CAV, PRESETS, CAVConfig, split_by_noise
 from stella.model.grow import grow, grown_config
+from stella.model.weights import inputs_for, load, save
 from stella.rng import generator
 from stella.selection import importance
 
@@ -113,10 +117,34 @@ def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [PRESETS["small"], PRESETS["base"], replace(PRESETS["tiny"], heads=6), replace(PRESETS["tiny"], dec_depth=5)],
+    ("sizes", "message"),
+    [
+        (PRESETS["small"], "is small already"),
+        (PRESETS["base"], "cannot grow into small"),
+        (replace(PRESETS["tiny"], heads=6), "cannot grow into small"),
+        (replace(PRESETS["tiny"], dec_depth=5), "cannot grow into small"),
+    ],
     ids=["the same", "larger", "other heads", "deeper"],
 )
-def test_a_model_that_cannot_grow_into_a_preset_is_refused(sizes: CAVConfig) -> None:
-    with pytest.raises(ConfigError, match="cannot grow into small"):
+def test_a_model_that_cannot_grow_into_a_preset_is_refused(sizes: CAVConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         grown_config(sizes, "small")
+
+
+def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
+    file, out, larger = (tmp_path / f"{name}.safetensors" for name in ("tiny", "small", "larger"))
+    torch.manual_seed(0)
+    config = replace(PRESETS["tiny"], **SIZES)
+    inputs = replace(inputs_for(config), mean=-4.0, std=2.0)
+    save(file, CAV(config), AVM(config.dim, config.heads), inputs=inputs)
+    for given in ([out], [larger, "--image-size", "64"]):
+        done = CliRunner().invoke(app, ["grow", str(file), *map(str, given)], catch_exceptions=False)
+        assert done.exit_code == 0 and f"model.weights={given[0]}" in done.output.replace("\n", "")
+    one, other, wide = (load(path) for path in (file, out, larger))
+    assert other.inputs == inputs and other.avm is not None and other.extra["grown_from"] == str(file)
+    audio = torch.randn(2, 32, 32)
+    torch.testing.assert_close(
+        *(unit_a(m, audio) @ unit_a(m, audio).T for m in (one.model, other.model)), rtol=0, atol=1e-5
+    )
+    assert wide.model.config.image_size == 64 and wide.inputs is not None
+    assert (wide.inputs.pixels, wide.inputs.mean, wide.inputs.std) == (64, -4.0, 2.0)
