@@ -6,6 +6,7 @@ old file or the new one, never a part of either.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -114,6 +115,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_hash(path: Path) -> str:
+    """16 digits that tell whether a file is damaged or another."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def sweep(folder: Path) -> None:

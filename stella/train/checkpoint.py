@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import StellaError
-from stella.files import publish, sweep, temporary
+from stella.files import file_hash, publish, sweep, temporary
 from stella.peers import ALONE, Peers
 from stella.train import parts
 from stella.train.device import free_bytes
@@ -126,7 +126,7 @@ class Checkpoints:
             sweep(self.folder)
             parts.sweep(self.folder)
         for path in self._found():
-            if (parts.digest(path) if path.is_dir() else digest(path)) == path.stem.rpartition("-")[2]:
+            if (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]:
                 return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
@@ -169,11 +169,6 @@ class _Writing(threading.Thread):
 def size_of(path: Path) -> int:
     """Bytes of a checkpoint."""
     return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _size(tree: Any) -> int:

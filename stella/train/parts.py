@@ -8,7 +8,6 @@ DCP is given tensors alone. The rest of the state is one of them: the tree with 
 torch.save writes it.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import StellaError
-from stella.files import sync_folder
+from stella.files import file_hash, sync_folder
 from stella.peers import Peers
 from stella.train.distributed import World
 
@@ -46,7 +45,7 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
         tensors = named(state, peers)
         writer = FileSystemWriter(fresh, single_file_per_rank=True, sync_files=True)
         save(tensors, storage_writer=writer, process_group=peers.hosts)
-        own = {file.name: _hash(file) for file in fresh.glob(f"__{peers.rank}_*")}
+        own = {file.name: file_hash(file) for file in fresh.glob(f"__{peers.rank}_*")}
     except CheckpointException as failure:  # no Exception; of any process
         error = next(iter(failure.failures.values()))[0]
     except Exception as failure:  # of this process; the others must know
@@ -67,13 +66,13 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
 
 def publish(fresh: Path, folder: Path, name: str, hashes: dict[str, str]) -> Path:
     """Write the list of parts and give the folder its name."""
-    hashes[".metadata"] = _hash(fresh / ".metadata")
+    hashes[".metadata"] = file_hash(fresh / ".metadata")
     with (fresh / HASHES).open("w") as file:
         json.dump(hashes, file)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(fresh)
-    path = folder / f"{name}-{_hash(fresh / HASHES)}.dcp"
+    path = folder / f"{name}-{file_hash(fresh / HASHES)}.dcp"
     fresh.rename(path)
     sync_folder(folder)
     return path
@@ -83,8 +82,8 @@ def digest(path: Path) -> str | None:
     """The hash that its name must have; None if a part is missing or damaged."""
     try:
         hashes = json.loads((path / HASHES).read_text())
-        whole = all(_hash(path / name) == hash for name, hash in hashes.items())
-        return _hash(path / HASHES) if whole else None
+        whole = all(file_hash(path / name) == hash for name, hash in hashes.items())
+        return file_hash(path / HASHES) if whole else None
     except (OSError, ValueError, AttributeError):
         return None
 
@@ -170,8 +169,3 @@ def sweep(folder: Path) -> None:
     for left in folder.iterdir():
         if re.fullmatch(r"step-.+\.[0-9a-f]{8}\.tmp", left.name) and left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
