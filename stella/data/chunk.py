@@ -98,13 +98,23 @@ class Maker:
         before = sum(len(source) for source in self.sources[: job.task])
         ids = [before + index for index in indices]
         gens = [generator(self.seed, "augment", job.task, job.epoch, index) for index in indices]
+        if not isinstance(source, BatchSource):
+            return self._decoded(job, rows, ids, windows, gens, tick)
+        if job.bad:
+            reason = next(iter(job.bad.values()))[0]
+            raise StellaError(
+                f"a worker could not make {len(indices)} clips at once ({reason}); use a smaller batch_size, fewer "
+                "workers or a higher time_limit"
+            )
+        tick(0)
+        lengths = None
         if isinstance(source, ArraySource):
             video, waveforms = source.tensors(indices, self.device, windows)
-            return Chunk(self._batch(self._crop(video, gens), waveforms, source.lengths(indices), ids, gens), {})
-        if isinstance(source, BatchSource):
+            lengths = source.lengths(indices)
+        else:
             video, waveforms = source.tensors(indices, self.device)
-            return Chunk(self._batch(self._crop(video, gens), waveforms, None, ids, gens), {})
-        return self._decoded(job, rows, ids, windows, gens, tick)
+        tick(-1)
+        return Chunk(self._batch(self._crop(video, gens), waveforms, lengths, ids, gens), {})
 
     def _decoded(
         self, job: Job, rows: slice, ids: list[int], windows: list[float], gens: Generators, tick: Tick
@@ -174,8 +184,8 @@ def make(
 ) -> Generator[Made, None, None]:
     """What `task` makes of these jobs, in order, in worker processes that run ahead, or (0) in this process.
 
-    A clip that takes a worker longer than `time_limit` seconds, or kills it twice, is skipped. Closing the generator
-    ends the workers.
+    A clip that takes a worker longer than `time_limit` seconds, or kills it twice, is skipped; in a batch that its
+    source makes at once it is an error. Closing the generator ends the workers.
     """
     if not workers:
         yield from (task(job, lambda item: None) for job in jobs)

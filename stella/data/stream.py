@@ -40,7 +40,7 @@ class StreamConfig:
     shuffle: bool = True  # a new order of clips in each epoch of a task
     drop_last: bool = False  # the short batch at the end of an epoch
     seed: int = 0  # follows from the run's seed
-    time_limit: float = 60.0  # seconds for one clip, after which its worker is killed; needs workers
+    time_limit: float = 60.0  # seconds for one clip, or clips made at once, before a worker is killed; needs workers
     worker_gb: float = WORKER_GB  # GB of memory for one worker; a clip that needs more is skipped
     most_bad: float = 0.2  # a larger share of skipped clips stops the run …
     tried_before_stop: int = 20  # … once this many clips were tried

@@ -3,8 +3,8 @@
 Each worker runs `task(job, tick)`. The task calls `tick(item)` when it begins an item that might hang, and `tick(-1)`
 after the last one. A worker that spends longer than the time limit on one item is killed and its job comes back as
 `Lost`. A worker that dies is replaced and its job run once more, since the system may have been short of memory. If a
-worker dies again at the same item, the job comes back as `Lost` too. Jobs queued behind it are submitted again, and so
-are all jobs of a worker that shows no sign of life between items.
+worker dies again at the same item, the job comes back as `Lost` too. Jobs queued behind it are submitted again. A
+worker that shows no sign of life between items counts as dead.
 
 A worker may take `memory` bytes more than it has at its start; what needs more fails in it as `MemoryError`. If the
 system itself runs short, it ends workers before their parent.
@@ -112,6 +112,7 @@ class Pool:
         ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
         for position, worker in enumerate(self._workers):
             if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
+                self._deaths.pop(event.key, None)
                 return event
         return None
 
@@ -127,42 +128,41 @@ class Pool:
         status = worker.status()
         if status.item >= 0 and time.monotonic() - status.since > self.time_limit:
             return self._replace(position, worker, hung=True, seen=status)
-        if worker.silent(status):  # stopped from outside, for example: its jobs are not the cause
-            self._restart(position, worker)
+        if worker.silent(status):  # stopped from outside, for example
+            return self._replace(position, worker, hung=False, seen=status)
         return None
 
-    def _restart(self, position: int, worker: "_Worker") -> None:
-        """A new worker in the place of this one, with its jobs."""
-        worker.stop()
-        fresh = self._workers[position] = _Worker(worker.context, worker.task, worker.memory)
-        for key, job in worker.jobs.items():
-            fresh.submit(key, job)
-
     def _replace(self, position: int, worker: "_Worker", hung: bool, seen: "_Status | None" = None) -> Lost | None:
-        """`seen` is the status in which a worker was found hanging: it may have changed before the kill."""
+        """A new worker in the place of this one, with its jobs, unless one of them is lost.
+
+        `seen` is the status in which a worker was found hanging or silent: it may have changed before the kill.
+        """
         worker.stop()
         exitcode = worker.process.exitcode
+        why = "no sign of life" if seen else f"exit status {exitcode}"
         if not worker.started:
             raise StellaError(
-                f"a worker process could not start (exit status {exitcode}, see its message above); "
+                f"a worker process could not start ({why}, see its messages above); "
                 'guard the main script with `if __name__ == "__main__":`, or use workers=0'
             )
         status, jobs = seen or worker.status(), worker.jobs
         blamed = status.key if status.key in jobs else next(iter(jobs), None)  # a result may be lost with its worker
         lost = None
-        if blamed is not None and (hung or self._died_before(blamed, status.item, exitcode)):
+        if blamed is not None and (hung or self._died_before(blamed, status.item, why)):
             lost = Lost(blamed, jobs.pop(blamed), status.item, hung, exitcode)
-        self._restart(position, worker)
+        fresh = self._workers[position] = _Worker(worker.context, worker.task, worker.memory)
+        for key, job in jobs.items():
+            fresh.submit(key, job)
         return lost
 
-    def _died_before(self, key: int, item: int, exitcode: int | None) -> bool:
+    def _died_before(self, key: int, item: int, why: str) -> bool:
         """Whether a worker died at this item before; if one died elsewhere in the job, the items are not the cause."""
         before = self._deaths.pop(key, None)
         if before is None:
             self._deaths[key] = item
         elif before != item or item < 0:
             raise StellaError(
-                f"workers keep dying (exit status {exitcode}), most likely for lack of memory or of shared memory "
+                f"workers keep dying ({why}), most likely for lack of memory or of shared memory "
                 "(/dev/shm); use fewer workers, a smaller batch_size or a smaller prefetch"
             )
         return before is not None
@@ -208,9 +208,10 @@ class _Worker:
         return _Status(int(key), int(item), since)
 
     def silent(self, status: "_Status") -> bool:
-        """Whether it has something to do and shows no sign of life."""
+        """Whether it has something to do, no item in progress, and shows no sign of life."""
         last = max(self._asked, status.since)
-        return bool(self.jobs) and time.monotonic() - last > (SILENCE if self.started else STARTING)
+        idle = bool(self.jobs) and status.item < 0
+        return idle and time.monotonic() - last > (SILENCE if self.started else STARTING)
 
     def receive(self) -> Any:
         """Its next message. A worker that stops in the middle of it is killed, which ends the wait."""
@@ -278,7 +279,7 @@ def _serve(task: Task, pipe: "connection.Connection[Any, Any]", status: Any, mem
             pipe.send((key, result, failure))
             del result
             if count % 10 == 0:  # it costs as much as a clip
-                _trim()
+                trim()
 
 
 _own_status: Any = None  # of this process, if it is a worker
@@ -306,9 +307,9 @@ def _limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(pages) * 1024 + more, hard))
 
 
-def _trim() -> None:
+def trim() -> None:
     """Return freed memory to the system. Frames of many sizes fragment glibc's heap: without this a worker grows to
-    twice its size over hundreds of clips."""
+    twice its size over hundreds of clips, and a learner runs for months."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -5,7 +5,6 @@ The learner waits before it hands over the next state: never more than one is in
 else in a process several times slower, but not a GPU's training; so it pauses while clips are measured.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -47,10 +46,3 @@ class Behind:
             wait([self._last])
             last, self._last = self._last, None
             last.result()
-
-
-def give_back() -> None:
-    """Return freed memory to the system. glibc keeps it in pieces otherwise, and a learner runs for months."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

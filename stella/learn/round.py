@@ -22,10 +22,11 @@ from stella.clip import Clip, Source
 from stella.config import to_tree
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
+from stella.data.workers import trim
 from stella.embed.model import fingerprint
 from stella.errors import StellaError
 from stella.files import Line, write_bytes, write_json
-from stella.learn.behind import Behind, give_back
+from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder, learnt
@@ -100,7 +101,7 @@ class Learner:
                 f"{self.home.root} --accept, or throw it away with --drop"
             )
         self._behind.do(lambda: self.home.use(folder.number))
-        self._behind.do(give_back)
+        self._behind.do(trim)
         self.home.ahead = folder.number
         self._tidy()
         return record

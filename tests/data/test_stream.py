@@ -14,6 +14,7 @@ from helpers.streams import check_it_resumes_at_every_batch, ids, same
 from helpers.videos import Batched, Long, Videos
 
 from stella.clip import Batch, BatchSource, Clip, labels_of
+from stella.data import workers
 from stella.data.skipped import Skipped
 from stella.data.stream import Stream, StreamConfig, evaluation_batches
 from stella.errors import ClipError, ConfigError, StellaError
@@ -308,3 +309,17 @@ def test_batch_sources_are_rendered_in_one_call() -> None:
         evaluation_batches(Batched(10), CONFIG), evaluation_batches(Videos(10), CONFIG), strict=True
     ):
         assert torch.equal(ours.video, theirs.video) and torch.equal(ours.ids, theirs.ids)
+
+
+class Late(Batched):
+    def tensors(self, indices: Any, device: Any = "cpu") -> Any:
+        time.sleep(1.5)
+        return super().tensors(indices, device)
+
+
+def test_clips_made_at_once_may_take_the_time_limit_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SILENCE", 1.0)
+    config = replace(CONFIG, epochs=1, workers=1)
+    assert ids(list(Stream({"r": Late(4)}, replace(config, shuffle=False)))) == [[0, 1, 2, 3]]
+    with pytest.raises(StellaError, match=r"could not make 4 clips at once \(time limit\)"):
+        next(Stream({"r": Late(4)}, replace(config, time_limit=0.5)))

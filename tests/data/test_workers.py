@@ -13,6 +13,7 @@ from helpers.processes import alive, wait_for
 
 from stella.data import workers
 from stella.data.workers import Done, Lost, Pool, not_counted
+from stella.errors import StellaError
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,20 @@ def stop_once(flag: Path, tick: Any) -> str:
     return "done"
 
 
+def pause(item: int, tick: Any) -> str:
+    tick(item)
+    time.sleep(1.5)
+    return "done"
+
+
+def test_an_item_may_be_silent_and_a_job_between_items_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SILENCE", 0.5)
+    with closing(Pool(pause, 1, 1, time_limit=100)) as pool:
+        assert results(pool, [0]) == ["done"]
+        with pytest.raises(StellaError, match=r"workers keep dying \(no sign of life\)"):
+            results(pool, [-1])
+
+
 def test_a_stopped_worker_is_replaced_and_its_jobs_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SILENCE", 0.5)
     began = time.monotonic()
@@ -130,3 +145,16 @@ def test_a_stopped_worker_ends_with_its_parent(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(parent, 0)
     wait_for(lambda: not alive(int(pids.read_text())))
+
+
+def die_once(flag: Path, tick: Any) -> str:
+    tick(0)
+    if not flag.exists():
+        flag.touch()
+        os._exit(9)
+    return "done"
+
+
+def test_a_job_that_succeeds_forgets_its_death(tmp_path: Path) -> None:
+    with closing(Pool(die_once, 1, 1, 10)) as pool:
+        assert [results(pool, [tmp_path / name]) for name in "ab"] == [["done"]] * 2  # both have the key 0
