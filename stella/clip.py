@@ -158,6 +158,11 @@ class Stored(Protocol):
         ...
 
 
+def same_stamp(before: str, now: str) -> bool:
+    """Whether a stamp is the one that was kept. Packed clips once had stamps without a checksum."""
+    return now == before or now.startswith(f"{before}, checksum ")
+
+
 @runtime_checkable
 class Timed(Protocol):
     """A source that knows how long its clips are without decoding them."""

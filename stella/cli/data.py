@@ -137,7 +137,10 @@ def pack(
     from stella.experiments.recipe import run_config
     from stella.runs.config import with_weights
 
-    data = with_weights(run_config(*split(recipe, values)))[0].data
+    named, given = split(recipe, values)
+    if named is None and not any(value.startswith("data.") for value in given):
+        raise StellaError(f"say which clips: stella pack {out} data.source=folder data.path=VIDEOS, or name a recipe")
+    data = with_weights(run_config(named, given))[0].data
     want, tasks = data.inputs(), data.all_tasks(evaluation)
     sizes: dict[str, Any] = {"pixels": want.pixels, "spec_frames": want.spec_frames, "size": want.size, "inputs": want}
     say(str(run(tasks, out, **sizes, width=width, windows=windows, workers=workers, worker_gb=worker_gb)))

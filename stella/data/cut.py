@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
-from stella.data.archives.rows import SECONDS
 from stella.data.lengths import ENOUGH
-from stella.data.material import Job
+from stella.data.material import Job, start_in
 from stella.data.plan import SHARD_CLIPS
 from stella.data.shards import sample
 from stella.data.workers import Tick
@@ -71,7 +70,9 @@ class Cutter:
                 remedy = f"it lasts {duration:,.0f} s, more than {MOST_CLIPS:,} clips: cut it or give longer clips"
                 return ClipError(path, "too many clips", remedy)
             return duration
-        start, fps = self._start(job, path), s.fps
+        start, fps = job.start, s.fps
+        if job.row is not None:
+            start = start_in(path, job.row, job.of_video, self.time_limit)
         if job.pictures:
             waveform = read_sound(path, s.seconds)
             frames = torch.stack([scaled(read_picture(self.src / name), s.size) for name in job.pictures])
@@ -82,17 +83,6 @@ class Cutter:
                 path, start, s.seconds, s.fps, s.size, time_limit=self.time_limit, limits=limits
             )
         return self._sample(job, start, frames, waveform, fps)
-
-    def _start(self, job: Job, path: Path) -> float:
-        """Where the clip starts in its file, which may be the clip or the whole video."""
-        assert job.start is not None
-        if job.of_video and job.row is not None:
-            if (read_duration(path, time_limit=self.time_limit) or 0.0) > 1.5 * SECONDS:
-                return job.row.start
-            if job.of_video > 1:
-                remedy = f"{job.of_video} listed clips come from this video: name it {job.id}"
-                raise ClipError(path, "ambiguous name", remedy)
-        return job.start
 
     def _sample(self, job: Job, start: float, frames: Tensor, waveform: Tensor, fps: float) -> bytes | ClipError:
         duration = max(len(frames) / fps, len(waveform) / SAMPLE_RATE)

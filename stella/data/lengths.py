@@ -43,8 +43,9 @@ def too_short(source: Source, seconds: float, workers: int = 0, time_limit: floa
         return None
     among = f"{total:,} clips" if looked_at == total else f"{looked_at} clips looked at (of {total:,})"
     half = median(short)
+    remedy = "pack them again with" if isinstance(source, ArraySource) else "set"
     return (
         f"{len(short):,} of {among} are shorter than the {seconds:g} s that a clip takes, half of these than "
-        f"{half:.3g} s: the rest of their spectrograms is padding; set data.duration={half:.2g}, "
+        f"{half:.3g} s: the rest of their spectrograms is padding; {remedy} data.duration={half:.2g}, "
         "or leave them out"
     )

@@ -9,11 +9,12 @@ from typing import Any
 
 from stella.clip import Labels
 from stella.data.archives.base import read_tree
-from stella.data.archives.rows import Row, chosen, class_in, display_names, read_rows
+from stella.data.archives.rows import SECONDS, Row, chosen, class_in, display_names, read_rows
 from stella.data.archives.tar import ARCHIVE, Archive, Member
 from stella.data.folder import VIDEO_SUFFIXES, read_labels, refuse, walk
 from stella.errors import ClipError, StellaError
 from stella.files import is_remote
+from stella.media.decode import read_duration
 
 STILLS = 10  # pictures of a clip in CAV-MAE's layout, one a second
 
@@ -63,6 +64,16 @@ class Wanted:
             return [(row, 0)]
         rows = self._videos.get(stem, [])
         return [(row, len(rows)) for row in rows]
+
+
+def start_in(path: Path, row: Row, of_video: int, time_limit: float = 30.0) -> float:
+    """Where a clip that `Wanted.find` gave starts in its file, which may be the clip or the whole video."""
+    if of_video:
+        if (read_duration(path, time_limit=time_limit) or 0.0) > 1.5 * SECONDS:
+            return row.start
+        if of_video > 1:
+            raise ClipError(path, "ambiguous name", f"{of_video} listed clips come from this video: name it {row.id}")
+    return 0.0
 
 
 @dataclass

@@ -140,7 +140,9 @@ class Packed:
         return Origin(id, recording_of(id))
 
     def stamp(self, index: int) -> str:
-        return f"{int(self._lengths[index])} samples"
+        first, k = index * self.header.windows, self.header.windows
+        checksums = [*self.header.frames_crc32[first : first + k], self.header.sound_crc32[index]]
+        return f"{int(self._lengths[index])} samples, checksum {zlib.crc32(repr(checksums).encode()):08x}"
 
     def seconds(self, index: int) -> float:
         return int(self._lengths[index]) / SAMPLE_RATE

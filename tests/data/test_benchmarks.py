@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.media_files import write_video
+from helpers.media_files import level_frame, tone, write, write_video
 
 from stella.clip import names_of
 from stella.data.accounts import write_listed
@@ -24,7 +24,7 @@ from stella.data.scenes.archive import archive
 from stella.data.shards import sample
 from stella.data.tasks import Tasks
 from stella.data.writer import ShardWriter
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 
 SPORT, TUNE, OTHER = "motorboat, speedboat acceleration", "playing banjo", "zebra braying"
 HEADER = "# a\n# b\n# YTID, start_seconds, end_seconds, positive_labels\n"
@@ -124,6 +124,20 @@ def test_a_list_beside_videos_serves_without_preparation(tmp_path: Path) -> None
     assert "2 training clips of 3 listed are here (sports 2 of 3)" in config.remarks()[0]
     with pytest.raises(StellaError, match=r"holds neither shards nor vggsound\.csv"):
         ContinualVSConfig(path=str(tmp_path / "some")).train_tasks()
+
+
+def test_whole_videos_beside_a_list_are_read_where_it_says(tmp_path: Path) -> None:
+    frames = [level_frame(10 * second) for second in range(20)]
+    write(tmp_path / "a.mp4", frames, tone(20.0, 16_000), fps=1)
+    write(tmp_path / "b.mp4", frames[:10], tone(10.0, 16_000), fps=1)
+    listed = [("a", 4), ("a", 12), ("b", 7), ("b", 9)]
+    (tmp_path / "vggsound.csv").write_text("".join(f"{video},{start},{TUNE},train\n" for video, start in listed))
+    [(_, source)] = VGGSoundConfig(path=str(tmp_path), pixels=32, duration=2.0).train_tasks()
+    levels = [float(source[i].video.float().mean()) for i in range(2)]
+    assert levels == pytest.approx([45, 125], abs=6)
+    for index in (2, 3):
+        with pytest.raises(ClipError, match="ambiguous name"):
+            source[index]
 
 
 def test_shards_without_a_list_are_refused(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_short_clips_are_counted_before_a_run_begins(videos: Path, shards: Path,
     assert (told := too_short(join([Shards(shards)]), 2.0)) and told.startswith("1 of 5 clips")
     pack(Folder(videos, Plan(duration=2.0, size=18)), tmp_path / "p", pixels=16, spec_frames=200, workers=0)
     assert (told := too_short(join([Packed(tmp_path / "p")]), 2.0)) and told.startswith("1 of 5 clips")
+    assert "pack them again with data.duration=" in told
     assert too_short(join([Folder(videos)]), 0.5) is None and too_short(Videos(3), 9.0) is None
 
 

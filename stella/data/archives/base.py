@@ -99,8 +99,13 @@ class Videos:
 
     def clip(self, index: int, window: float) -> Clip:
         item, plan = self.items[index], self.plan
-        clip = decode(item.path, Plan(item.start, plan.duration, plan.frames, plan.size, plan.span), window=window)
+        taken = Plan(self.start(index), plan.duration, plan.frames, plan.size, plan.span)
+        clip = decode(item.path, taken, window=window)
         return Clip(item.id, clip.video, heard(clip.audio, item.path), self.labels(index))
+
+    def start(self, index: int) -> float:
+        """Where the clip starts in its file, in seconds."""
+        return self.items[index].start
 
     def labels(self, index: int) -> Labels:
         return Labels(self.class_of(index))
@@ -119,7 +124,7 @@ class Videos:
 
     def seconds(self, index: int) -> float | None:
         whole = read_duration(self.items[index].path)
-        return None if whole is None else whole - self.items[index].start
+        return None if whole is None else whole - self.start(index)
 
 
 def heard(audio: Any, path: Path) -> Any:

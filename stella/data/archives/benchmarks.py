@@ -15,13 +15,14 @@ from stella.data.archives.base import Item, Videos
 from stella.data.archives.rows import MOST_TEST, TASKED, Row, chosen, class_in, read_rows, tasks_of
 from stella.data.downstream import Parts
 from stella.data.folder import find_videos
-from stella.data.material import Wanted
+from stella.data.material import Wanted, start_in
 from stella.data.mirror import opened
 from stella.data.shards import Entry, Shards, stated_seconds
 from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
 from stella.data.views import join, part
 from stella.errors import ConfigError, StellaError
 from stella.files import absolute, is_address, read_json
+from stella.media.decode import Plan
 from stella.media.inputs import Inputs
 
 VGGSOUND = ("vggsound.csv",)
@@ -43,6 +44,17 @@ class Known:
             if (row := self.rows[index]).split == split:
                 found.setdefault(class_in(row, benchmark)[1] or ONLY_TASK, []).append(index)
         return found
+
+
+class Listed(Videos):
+    """Clips of a list in files that may be whole videos."""
+
+    def __init__(self, items: Sequence[Item], plan: Plan, rows: Sequence[tuple[Row, int]]) -> None:
+        super().__init__(items, plan)
+        self.rows = rows  # as `Wanted.find` gives them
+
+    def start(self, index: int) -> float:
+        return start_in(self.items[index].path, *self.rows[index])
 
 
 @dataclass(frozen=True)
@@ -160,9 +172,10 @@ class ListedConfig(SizedConfig):
             )
         root = Path(place)
         wanted = Wanted(self._rows(root, lists))
-        found = {row.id: (row, file) for file in find_videos(root) for row, _ in wanted.find(Path(file).stem)}
-        items = [Item(row.id, root / file, class_in(row, self.benchmark)[0]) for row, file in found.values()]
-        return Known(Videos(items, self.inputs().plan()), [row for row, _ in found.values()])
+        found = {row.id: (file, row, n) for file in find_videos(root) for row, n in wanted.find(Path(file).stem)}
+        items = [Item(row.id, root / file, class_in(row, self.benchmark)[0]) for file, row, _ in found.values()]
+        rows = [(row, of_video) for _, row, of_video in found.values()]
+        return Known(Listed(items, self.inputs().plan(), rows), [row for row, _ in rows])
 
     def _rows(self, root: Path, lists: Sequence[str]) -> list[Row]:
         found = [root / name for name in lists if (root / name).exists()]
