@@ -68,6 +68,10 @@ def learn(
     sources = [word for word in given or [] if "=" not in word or Path(word).exists()]
     values = [word for word in given or [] if word not in sources]
     there = Home(home)
+    asked = {"--status": status, "--rollback": rollback is not None, "--accept": accept, "--drop": drop}
+    chosen = [name for name, wanted in asked.items() if wanted]
+    if chosen and len(chosen) + len(sources) + len(values) > 1:
+        raise StellaError(f"{chosen[0]} stands alone: stella learn {home} {chosen[0]}; leave out the rest")
     if status:
         wide(130).print(status_table(there))
     elif rollback is not None:
@@ -110,7 +114,7 @@ def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"([\d.]+)([smhd])", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
         raise StellaError(f"--every {text} must be a number and a unit, such as 90s, 30m, 1h or 1d")
     return float(found[1]) * UNITS[found[2]]

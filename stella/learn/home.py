@@ -11,7 +11,6 @@ HOME/
 """
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from typing import Any
 from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
-from stella.files import Line, lock, read_json, sweep, write_json, write_text
+from stella.files import Line, lock, read_json, sweep, sync_folder, write_json, write_text
 from stella.learn.items import LOST, Item, Seen
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
@@ -299,8 +298,4 @@ def _link(path: Path, target: str) -> None:
     fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     fresh.symlink_to(target)
     fresh.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

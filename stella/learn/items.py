@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stella.clip import MIDDLE, Clip, Source, Windowed, location_of
+from stella.clip import MIDDLE, Clip, Source, Windowed, location_of, same_stamp
 from stella.data.archives.tar import ARCHIVE
 from stella.data.folder import VIDEO_SUFFIXES, find_videos, walk
 from stella.data.packed import Packed
@@ -64,7 +64,7 @@ class Seen:
     def __contains__(self, item: Item) -> bool:
         if item.id in self.ids or (not item.clip and item.stamp in self.contents):
             return True
-        return self.bad.get(item.id) == item.stamp
+        return item.id in self.bad and same_stamp(self.bad[item.id], item.stamp)
 
 
 @dataclass

@@ -12,20 +12,21 @@ from typing import Any
 from rich.console import Console
 
 from stella import methods
-from stella.config import to_tree
+from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import Line
 from stella.learn.home import Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_folder, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
-from stella.learn.takeover import take_over
+from stella.learn.takeover import ENDS, take_over
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.progress import number_of, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import changed_keys
 
+UNUSABLE = 1  # exit status if no new clip could be used
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
@@ -53,10 +54,9 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
     config = settle(config)
     if methods.find(config.method).joint:
         raise ConfigError(f"method={config.method} trains on all tasks at once; choose one that learns from a stream")
-    if config.train.decay:
-        raise ConfigError(f"train.decay={config.train.decay} needs an end, and a learner has none; leave it out")
-    if config.stream.drop_last:
-        raise ConfigError("stream.drop_last=true would lose the end of every round; leave it out")
+    for of, name, without in ENDS:
+        if (value := getattr(getattr(config, of), name)) != without:
+            raise ConfigError(f"{of}.{name}={spelt(value)} needs an end, and a learner's stream has none; leave it out")
     if home.root.exists() and not all(map(_left_by_a_kill, home.root.iterdir())):
         raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
     check(config, unbounded=True)
@@ -118,6 +118,10 @@ def learn(
             write_page(home)
             return Outcome(session.rounds, KEPT_APART)
         session.draw()
+        if not watch and session.rounds and not any(learnt(each) or each["set_aside"] for each in session.rounds):
+            reasons = home.root / "current" / "skipped.jsonl"
+            learner.say(f"none of the new clips could be used; {reasons} says why", "bold red")
+            return Outcome(session.rounds, UNUSABLE)
         return Outcome(session.rounds)
 
 
@@ -277,6 +281,7 @@ def drop(root: Path | str, console: Console) -> None:
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
         home.drop()
         say(console, f"round {home.current + 1} is dropped: its clips count as seen; round {home.current} is in use")
+        write_page(home)
 
 
 def rollback(root: Path | str, number: int, console: Console) -> None:

@@ -36,7 +36,7 @@ def measures(before: Embeddings, after: Embeddings, rounds: Tensor, new: int, la
     by_round = levels(own, new, {} if last is None else last["rounds"])
     earlier = [each["best"] - each["level"] for r, each in by_round.items() if int(r) < new]
     worst = (places["after"] - places["before"]).float().mean(0)  # [N]
-    fell = [int(i) for i in worst.argsort(descending=True)[:WORST] if worst[i] > 0 and rounds[i] < new]
+    fell = [int(i) for i in worst.argsort(descending=True) if worst[i] > 0 and rounds[i] < new][:WORST]
     return {
         "gallery": len(rounds),
         "old": figures.get("old"),

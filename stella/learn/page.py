@@ -46,7 +46,7 @@ def render(home: Home) -> str:
         sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
         held=_held(last["memory"]) if last and last["memory"] else "",
         worst=[_picture(home, each) for each in (last["worst"] if last else [])],
-        rows=[_row(record) for record in reversed(shown[-SHOWN:])],
+        rows=[_row(record, record is apart) for record in reversed(shown[-SHOWN:])],
         more=max(0, len(shown) - SHOWN),
     )
 
@@ -99,14 +99,21 @@ def _curves(history: Sequence[Line]) -> Markup:
     left.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.2)
     first, last = _time(history[0]), _time(history[-1])
     days = (last - first).total_seconds() / 86400
-    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M" if days > 1 else "%H:%M"
-    ticks = [first + (last - first) * share for share in (0, 0.5, 1)] if days else [first]
+    labels = time_labels(first, last)
     for axis in (left, right):
         margin = 0.1 * days or 1 / 24
         axis.set_xlim(date2num(first) - margin, date2num(last) + margin)
-        axis.set_xticks([date2num(tick) for tick in ticks], [tick.strftime(style) for tick in ticks])
+        axis.set_xticks(date2num(list(labels.values())), list(labels))
         axis.grid(axis="y")
     return to_svg(figure, "accuracy and forgetting over time")
+
+
+def time_labels(first: datetime, last: datetime) -> dict[str, datetime]:
+    """What to write below the start, the middle and the end of a time; nothing twice."""
+    days = (last - first).total_seconds() / 86400
+    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M" if days > 1 else "%H:%M"
+    ticks = [first + (last - first) * share for share in (1, 0.5, 0)]
+    return {tick.strftime(style): tick for tick in ticks}
 
 
 def _held(memory: dict[str, Any]) -> str:
@@ -146,10 +153,10 @@ def _picture(home: Home, worst: dict[str, Any]) -> dict[str, Any]:
     return {"id": Path(worst["id"]).name, "round": worst["round"], "ranks": ranks, "frames": frames}
 
 
-def _row(record: Line) -> list[str]:
+def _row(record: Line, apart: bool) -> list[str]:
     old, new = record["old"], record["new"]
     return [
-        str(record["round"]) + (" (kept apart)" if record["kept_apart"] else ""),
+        str(record["round"]) + (" (kept apart)" if apart else ""),
         _date(record),
         f"{learnt(record):,}",
         *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),

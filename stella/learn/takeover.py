@@ -20,9 +20,15 @@ from stella.runs.config import inputs_of, stored_config
 from stella.runs.folder import RunFolder
 from stella.train.checkpoint import Checkpoints
 
+# What only a stream with an end can have (part, name), and what stands for none.
+ENDS = (("train", "decay", 0.0), ("train", "schedule", "linear"), ("stream", "drop_last", False))
+
 
 def take_over(home: Home, run: Path | str, settings: Settings) -> None:
-    """Make a learner that goes on where a run ended; call this with its lock held. What a kill leaves is repeated."""
+    """Make a learner that goes on where a run ended; call this with its lock held. What a kill leaves is repeated.
+
+    What needed the end of the run's stream is left out, so the learning rate is the highest of the run again.
+    """
     folder = RunFolder(run)
     config = stored_config(folder)
     if folder.end is None:
@@ -47,6 +53,9 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
         home.held.mkdir(exist_ok=True)
         _store(own, plan, source, home, inputs_of(config).duration)
         write_json(there.record, _record(number, plan, f"{run}, {name}"))
+    for of, name, without in ENDS:
+        config = replace(config, **{of: replace(getattr(config, of), **{name: without})})
+    state["trainer"]["stream"]["plan"]["drop_last"] = config.stream.drop_last
     last = home.round(len(plans))
     last.checkpoints.save(state["trainer"]["counters"]["step"], {"trainer": state["trainer"], "loss": {}})
     for old, new in ((folder.weights, last.weights), (folder.slow_weights, last.slow_weights)):

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,12 @@ def test_states_without_common_clips_are_refused(tmp_path: Path) -> None:
         translation(tmp_path, "state 2", "state 1")
     with pytest.raises(StellaError, match="has not kept how its states"):
         translation(tmp_path, "state 2", "state 7")
+
+
+def test_a_state_that_two_rounds_have_measured_is_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that trains on nothing leaves the state as it was."""
+    monkeypatch.setattr(translate, "PRIOR", 1e-6)
+    turn = torch.linalg.qr(unit(6, 6, 0)).Q.float()
+    every = rounds(tmp_path, [torch.eye(6), turn], [range(100)] * 2)
+    shutil.copytree(tmp_path / "rounds/000002", tmp_path / "rounds/000003")
+    assert torch.allclose(every @ turn @ translation(tmp_path, "state 2", "state 1"), every, atol=1e-4)

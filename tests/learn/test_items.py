@@ -57,6 +57,16 @@ def test_a_bad_file_is_new_when_it_has_changed(tmp_path: Path) -> None:
     assert again.id == item.id and again.stamp != item.stamp
 
 
+def test_a_bad_packed_clip_is_new_when_its_checksum_has_changed_and_was_known(tmp_path: Path) -> None:
+    packed(tmp_path, (3,))
+    items = new(tmp_path, Seen())
+    for text, known in (("", True), (", checksum 00000000", False)):
+        bad = [replace(item, stamp=item.stamp.split(",")[0] + text) for item in items]
+        seen = Seen()
+        seen.add(bad, bad)
+        assert new(tmp_path, seen) == ([] if known else items)
+
+
 def test_long_files_differ_in_their_ends(tmp_path: Path) -> None:
     for name, last in (("a.mp4", "1"), ("b.mp4", "2"), ("c.mp4", "1")):
         write(tmp_path / name, "x" * 200_000 + last)

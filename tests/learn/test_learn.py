@@ -1,5 +1,6 @@
 """A learner is a run whose tasks come one after the other; its folder is always whole."""
 
+import math
 import os
 import signal
 import subprocess
@@ -24,15 +25,17 @@ from stella.data.views import part
 from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
+from stella.learn import loop
 from stella.learn.home import Home, Settings
 from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, _left_by_a_kill, accept, drop, learn, rollback
-from stella.learn.page import write_page
+from stella.learn.page import render, write_page
 from stella.learn.round import Learner
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
 from stella.serve.learner import Attached
 from stella.serve.versions import Versions
 from stella.train.checkpoint import Checkpoints
+from stella.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +152,11 @@ def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bo
     assert learn(home, more, None, strict, console=quiet()).exit_code == KEPT_APART
     assert Home(home).current == 3 and same(weights, load_file(home / "model.safetensors"))
     assert learn(home, more, console=quiet()).exit_code == KEPT_APART  # nothing else is learnt until someone decides
-    (accept if taken else drop)(home, quiet())
+    assert "4 (kept apart)" in render(Home(home))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "write_page", write_page)
+        (accept if taken else drop)(home, quiet())
+    assert "kept apart" not in (home / "page.html").read_text()
     assert Home(home).current == (4 if taken else 3)
     assert learn(home, more, console=quiet()).rounds == []  # its clips are seen
     with pytest.raises(StellaError, match="nothing to"):
@@ -211,6 +218,8 @@ def test_what_is_no_learner_of_this_version_is_refused_and_left_alone(given: str
     ("given", "message"),
     [
         (["in.tar", "--from", "runs/a", "train.lr=1"], "takes the values of that run; leave train.lr=1 out"),
+        (["--rollback", "1", "--drop"], "--rollback stands alone: stella learn .*home --rollback; leave out the rest"),
+        (["--status", "in.tar"], "--status stands alone"),
         (["in.tar"], "is not a folder; .* first make shards of it: stella prepare in.tar SHARDS"),
     ],
 )
@@ -224,8 +233,9 @@ def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_pa
     ("values", "message"),
     [
         (("method=multitask",), "trains on all tasks at once"),
-        (("train.decay=0.5",), "a learner has none"),
-        (("stream.drop_last=true",), "lose the end of every round"),
+        (("train.decay=0.5",), "train.decay=0.5 needs an end"),
+        (("train.schedule=cosine",), "train.schedule='cosine' needs"),
+        (("stream.drop_last=true",), "stream.drop_last=true needs"),
     ],
 )
 def test_what_needs_an_end_is_refused(
@@ -273,6 +283,26 @@ def test_a_finished_run_goes_on_as_a_learner(
     pretrain(config, tmp_path / "both", console=quiet())
     both = Checkpoints(tmp_path / "both" / "checkpoints").load()
     assert both is not None and same(both["trainer"], state(home)["trainer"])
+
+
+@pytest.mark.parametrize("values", [("train.decay=0.5",), ("train.schedule=cosine", "stream.drop_last=true")])
+def test_what_needs_an_end_is_not_taken_over(
+    values: tuple[str, ...], sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate of a run that decayed to 0 would go on below 0; short batches would be lost."""
+    rates: list[float] = []
+
+    class Watched(Trainer):
+        def _rate_now(self) -> float:
+            rates.append(super()._rate_now())
+            return rates[-1]
+
+    config = config_for(sources[0], "data.eval_share=0.3", *values)
+    pretrain(config, tmp_path / "run", console=quiet())
+    monkeypatch.setattr("stella.learn.round.Trainer", Watched)
+    done = learn(tmp_path / "home", sources[1:2], settings=SHARE, run=tmp_path / "run", console=quiet())
+    assert set(rates) == {config.train.lr}
+    assert len(rates) == math.ceil(done.rounds[0]["clips"] / config.stream.batch_size)
 
 
 def test_a_learner_stopped_in_its_first_round_names_no_model(

@@ -1,4 +1,6 @@
-"""Measures of a round against naive versions, and the choice of clips to measure with."""
+"""Measures of a round against naive versions, the choice of clips to measure with, and the times of their curves."""
+
+from datetime import datetime, timedelta
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from stella.learn.held import is_held, kept
 from stella.learn.home import Plan
 from stella.learn.items import Item
 from stella.learn.measure import by_round, fall, measures
+from stella.learn.page import time_labels
 
 
 def random(n: int, seed: int) -> Embeddings:
@@ -38,6 +41,13 @@ def test_accuracy_is_that_of_the_whole_gallery() -> None:
     assert found["rounds"]["2"]["after"] == pytest.approx(naive(after, list(range(9, 20))))
     assert fall(found) == pytest.approx(naive(before, old) - naive(after, old))
     assert found["worst"] and all(each["after"] > each["before"] and each["clip"] < 20 for each in found["worst"])
+
+
+def test_the_worst_are_chosen_among_the_old_clips() -> None:
+    known, after = random(40, 0), random(40, 1)
+    before = Embeddings(known.a, known.a, known.ids)  # every clip is found first
+    worst = measures(before, after, torch.tensor([1] * 20 + [2] * 20), 2, None)["worst"]
+    assert len(worst) == 8 and all(each["clip"] < 20 for each in worst)
 
 
 def test_forgetting_adds_up_falls_in_galleries_that_grow() -> None:
@@ -92,3 +102,20 @@ def test_the_kept_clips_are_a_uniform_sample_of_all_that_came() -> None:
     assert {c.key for c in kept(plans, 100)} < {c.key for c in some}
     early = {c.key for c in kept(plans[:5], 500)}
     assert {c.key for c in some if c.round <= 5} <= early
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (0, ["22:31"]),
+        (20, ["22:31"]),
+        (90, ["22:31", "22:32"]),
+        (7200, ["22:31", "23:31", "00:31"]),
+        (86400 * 10, ["16 Nov", "21 Nov", "26 Nov"]),
+    ],
+)
+def test_times_below_the_curves_are_told_apart(seconds: int, labels: list[str]) -> None:
+    first = datetime(2026, 11, 16, 22, 31, 10)
+    found = time_labels(first, first + timedelta(seconds=seconds))
+    assert sorted(found, key=lambda label: found[label]) == labels
+    assert found[labels[0]] == first

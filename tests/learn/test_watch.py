@@ -71,6 +71,23 @@ def test_clips_that_could_not_be_used_are_not_told_as_learnt(tmp_path: Path) -> 
     assert Attached(str(tmp_path / "home")).tree()["clips"] == 3
 
 
+def test_a_call_that_could_use_nothing_says_so_and_fails(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    (root / "bad.mp4").write_bytes(b"no video at all")
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with (tmp_path / "said").open("w") as file:
+        console = Console(file=file, width=300)
+        assert learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), console=console).exit_code == 1
+        assert learn(tmp_path / "home", [str(root)], console=console).exit_code == 0  # nothing new
+        write_video(root / "good.mp4", 1.0)
+        (root / "other.mp4").write_bytes(b"neither")
+        assert learn(tmp_path / "home", [str(root)], console=console).exit_code == 0
+    said = (tmp_path / "said").read_text()
+    assert said.count("none of the new clips could be used") == 1
+    assert Home(tmp_path / "home").round(1).skipped.read_text().count("not a media file") == 1
+
+
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
     return Skipped(home.round(number).skipped).records
 
