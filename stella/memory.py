@@ -150,12 +150,13 @@ class Memory:
         self.offered += total if offered.is_cuda else int(offered.sum())
         self._write(slots, values, counts)
 
-    def draw(self, n: int, to: torch.device | str | None = None) -> MemoryBatch | None:
-        """Draw `n` different clips, or all if fewer are stored, and move them to `to`; None while the memory is empty.
+    def draw(self, n: int, each: float = 1.0, to: torch.device | str | None = None) -> MemoryBatch | None:
+        """Draw `each` different clips for each of `n`, or all if fewer are stored; None while the memory is empty.
 
-        (On a GPU, if steps were skipped while the memory was still filling, some clips may be drawn twice.)
+        They are moved to `to`. (On a GPU, if steps were skipped while the memory was still filling, some clips may be
+        drawn twice.)
         """
-        self._last = n = self.peers.wanted(n)
+        self._last = n = max(1, round(each * self.peers.wanted(n)))
         self._asked = max(self._asked, n)
         n, to = min(n, self.offered, self.capacity), self.device if to is None else torch.device(to)
         ahead = self._ahead

@@ -14,6 +14,7 @@ from torch import Tensor
 from stella.columns import Column, bytes_per_clip, capacity_for
 from stella.errors import StellaError
 from stella.memory import Memory
+from stella.peers import Peers
 from stella.rng import generator
 
 COLUMNS = {"video": Column(torch.uint8, (2, 3)), "z": Column(torch.float16, (4,))}
@@ -93,6 +94,18 @@ def test_draws_different_clips_with_all_their_columns() -> None:
         assert drawn.ids.tolist() == [held(memory)[slot] for slot in drawn.slots]
         assert torch.equal(drawn["z"], drawn.ids.half()[:, None].expand(-1, 4))
         assert torch.equal(drawn["video"], drawn.ids.to(torch.uint8).view(-1, 1, 1).expand(-1, 2, 3))
+
+
+def test_a_share_of_the_batch_is_rounded_once_for_all_processes() -> None:
+    class Four(Peers):
+        def wanted(self, rows: int) -> int:
+            return 4 * rows
+
+    memory = fill(make(30), 30, 10)
+    for peers, own in ((Peers(), 8), (Four(), 2)):
+        memory.peers = peers
+        sizes = [len(memory.draw(own, each) or ()) for each in (0.01, 0.25, 1.0, 2.1)]
+        assert sizes == [1, 2, 8, 17]
 
 
 def test_draws_all_where_fewer_are_held() -> None:

@@ -1,6 +1,6 @@
 """The methods by name. A new one is one file in this folder and one line here (docs/methods.md).
 
-Tables and plots use this order: the paper's, with the lower bound first, then our own Chorus and the upper bound.
+Tables and plots use this order: the paper's, with Finetune first, then our own Chorus, and Multitask last.
 `initial` makes the weights that the others start from; `finetune` and then `matching` do so one part after the
 other, as the paper does.
 """
@@ -8,13 +8,16 @@ other, as the paper does.
 import sys
 from collections.abc import Mapping
 from functools import cache
+from hashlib import blake2b
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stella.config import build as build_config
 from stella.errors import ConfigError
+from stella.files import encoded
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
 from stella.model.cav import CAV
 
@@ -56,25 +59,26 @@ def find(name: str) -> type[Method]:
     file, colon, title = name.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}, or FILE.py:CLASS")
-    return _load(Path(file).absolute(), title)
+    found = getattr(_load(Path(file).absolute()), title, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"{file} has no class {title} derived from stella.methods.Method; name one that it has")
+    return found
 
 
 @cache
-def _load(file: Path, title: str) -> type[Method]:
+def _load(file: Path) -> ModuleType:
     if not file.is_file():
         raise ConfigError(f"{file} is no file; give the path of the method's file")
-    spec = spec_from_file_location(file.stem, file)
+    name = f"stella_method_{blake2b(encoded(str(file)), digest_size=8).hexdigest()}"  # no other module has it
+    spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)  # dataclasses look their module up by name
+    sys.modules[name] = module  # dataclasses look their module up by name, and `train/sharing.py` its functions
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{file} cannot be imported ({type(error).__name__}: {error}); correct it") from error
-    found = getattr(module, title, None)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"{file} has no class {title} derived from stella.methods.Method; name one that it has")
-    return found
+    return module
 
 
 def build(

@@ -60,7 +60,7 @@ class Chorus(Method):
 
     def loss(self, batch: Batch) -> Losses:
         assert self.memory is not None
-        drawn = self.memory.draw(max(1, round(self.config.draws * len(batch))), to=self.device)
+        drawn = self.memory.draw(len(batch), self.config.draws, to=self.device)
         a, v = self.some(self.model.patches_a(batch.audio)), self.some(self.model.patches_v(batch.video))
         out = self.pretrain(a, v)
         parts, z_a, z_v = self.recon_means(out), out.z_a, out.z_v

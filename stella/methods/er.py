@@ -43,4 +43,4 @@ class ER(Replay):
 
     def draw(self, batch: Batch) -> MemoryBatch | None:
         assert self.memory is not None
-        return self.memory.draw(max(1, round(self.config.draws * len(batch))), to=self.device)
+        return self.memory.draw(len(batch), self.config.draws, to=self.device)

@@ -5,6 +5,6 @@ from stella.methods.finetune import Finetune
 
 class Multitask(Finetune):
     title = "Multitask"
-    summary = "learns from all tasks shuffled into one: the upper bound"
+    summary = "learns from all tasks shuffled into one, which no stream allows"
     cost = "as Finetune"
     joint = True

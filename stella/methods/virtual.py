@@ -87,7 +87,8 @@ def adam_step(
     (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
     states = [optimizer.state.get(p, {}) for p in parameters]
     step = 1 + (states[0]["step"] if states and states[0] else torch.zeros((), device=gradients[0].device))
-    grads = torch._foreach_add(list(gradients), list(parameters), alpha=group["weight_decay"])
+    apart = isinstance(optimizer, torch.optim.AdamW)  # weight decay apart from the gradient
+    grads = torch._foreach_add(list(gradients), list(parameters), alpha=0.0 if apart else group["weight_decay"])
     m = torch._foreach_mul(grads, 1 - beta1)
     v = torch._foreach_mul(grads, grads)
     torch._foreach_mul_(v, 1 - beta2)
@@ -101,4 +102,5 @@ def adam_step(
     torch._foreach_add_(v, eps)
     torch._foreach_div_(m, v)
     torch._foreach_mul_(m, -lr / (1 - beta1**step))
-    return list(torch._foreach_add(list(parameters), m))
+    kept = [p * (1 - lr * group["weight_decay"]) for p in parameters] if apart else list(parameters)
+    return list(torch._foreach_add(kept, m))

@@ -38,6 +38,7 @@ def fork(count: int, work: Callable[[World], Any]) -> list[Any]:
                 pids.append(pid)
                 continue
             try:
+                torch.set_num_threads(1)  # a fork that computes with several hangs
                 store = dist.FileStore(f"{folder}/store", count)
                 dist.init_process_group(
                     "gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=120)

@@ -1,7 +1,9 @@
 """A method in a file of one's own, `method=FILE.py:CLASS`, and the hook between backward and step."""
 
 import io
+import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from stella.cli import app
+from stella.config import build
 from stella.errors import ConfigError
 from stella.methods import find
 from stella.methods.finetune import Finetune
@@ -54,6 +57,36 @@ def test_a_file_that_gives_no_method_is_refused(tmp_path: Path, text: str | None
         (tmp_path / name.split(":")[0]).write_text(text)
     with pytest.raises(ConfigError, match=told):
         find(name if ".py" not in name else str(tmp_path / name))
+
+
+OWN = """from __future__ import annotations
+from dataclasses import dataclass
+from stella.losses import mean
+from stella.methods import Method
+
+Real = {kind}
+
+@dataclass(frozen=True)
+class Config:
+    x: Real
+
+class Mine(Method):
+    Config = Config
+
+class Other(Method): ...
+"""
+
+
+def test_files_of_the_same_name_and_modules_of_python_do_not_collide(tmp_path: Path) -> None:
+    for place, kind, value in (("one/mine.py", "float", 2.0), ("two/mine.py", "str", "b"), ("queue.py", "int", 3)):
+        file = tmp_path / place
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(OWN.format(kind=kind))
+        mine, other = (find(f"{file}:{title}") for title in ("Mine", "Other"))
+        assert vars(build(mine.Config, {"x": value})) == {"x": value}
+        assert mine.__module__ == other.__module__ and find(f"{file}:Mine") is mine
+        assert pickle.loads(pickle.dumps(mine)) is mine
+        assert vars(sys.modules[mine.__module__])["Mine"] is mine  # several processes replace its `mean` there
 
 
 def test_gradients_can_be_changed_between_backward_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,14 @@ from stella.model.cav import CAV
 both = pytest.mark.parametrize("name", ["mir", "gmed"])
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_the_virtual_step_is_the_optimisers_own(steps: int) -> None:
-    """Adam with weight decay and a learning rate in a tensor, from no moments, and from those of some steps."""
+def test_the_virtual_step_is_the_optimisers_own(steps: int, kind: type[torch.optim.Adam]) -> None:
+    """With weight decay and a learning rate in a tensor, from no moments, and from those of some steps."""
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 4), (5,), ())]
     rate = torch.tensor(0.01, dtype=torch.float64)
-    adam = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    adam = kind(weights, lr=rate, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
     for _ in range(steps):
         for p in weights:
             p.grad = torch.randn_like(p)
