@@ -22,7 +22,7 @@ from stella.config import resolve
 from stella.errors import StellaError
 from stella.peers import Peers
 from stella.runs.build import check
-from stella.runs.config import RunConfig
+from stella.runs.config import RunConfig, settle
 from stella.runs.progress import say
 from stella.train.device import Clock
 from stella.train.processes import processes
@@ -129,9 +129,15 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def bench_configs(methods: Sequence[str], batches: Sequence[int], values: Sequence[str]) -> dict[str, RunConfig]:
-    """Each method at each batch size, validated; `values` are overrides for all of them."""
+    """Each method at each batch size, validated; `values` are overrides for all of them.
+
+    Inputs have the sizes of the preset, or those of the data if `values` name any.
+    """
+    sized = settle if any(value.startswith("data.") for value in values) else lambda config: config
     made = {
-        f"{method}, batch {size}": resolve(RunConfig, None, [*values, f"method={method}", f"stream.batch_size={size}"])
+        f"{method}, batch {size}": sized(
+            resolve(RunConfig, None, [*values, f"method={method}", f"stream.batch_size={size}"])
+        )
         for size in batches
         for method in methods
     }

@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from stella.clip import Source
+from stella.clip import Source, same_stamp
 from stella.data.tasks import Tasks
 from stella.data.views import stored_at
 from stella.errors import StellaError
@@ -31,7 +31,8 @@ def keep_clips(path: Path, train: Tasks, evaluation: Tasks, started: bool) -> No
     old, new = ({tuple(row[:3]): row[3] for row in each} for each in (before, rows))
     differ = [f"{key[2]} is gone" for key in old if key not in new]
     differ += [f"{key[2]} is new" for key in new if key not in old]
-    differ += [f"{key[2]} had {old[key]} and has {new[key]}" for key in old if new.get(key, old[key]) != old[key]]
+    changed = [key for key in old if key in new and not same_stamp(old[key], new[key])]
+    differ += [f"{key[2]} had {old[key]} and has {new[key]}" for key in changed]
     if differ or [row[:3] for row in before] != [row[:3] for row in rows]:
         more = f" and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
         raise StellaError(

@@ -25,7 +25,7 @@ def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memo
     each = f"{sizes[0]:,} each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} each"
     epochs = "1 epoch" if stream.epochs == 1 else f"{stream.epochs} epochs"
     lines = [
-        f"{tasks}, {sum(sizes):,} clips{f' ({each})' if len(sizes) > 1 else ''}: {steps:,} steps of "
+        f"{tasks}, {sum(sizes):,} clips{f' ({each})' if len(sizes) > 1 else ''}: {number_of(steps, 'step')} of "
         f"{stream.batch_size} clips, {epochs} of each task; evaluated on {judged:,} other clips"
     ]
     if memory is not None:
@@ -40,10 +40,10 @@ def too_little(judged: Sequence[tuple[str, int]], stream: StreamConfig, steps: i
     """What is too little to learn from or to measure with, and what to change; `judged` are names and their clips."""
     lines = []
     if steps < FEW_STEPS:
-        epochs_needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
+        needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
         smaller = max(1, stream.batch_size // 4)
         lines.append(
-            f"only {number_of(steps, 'step')}, which teach a model next to nothing: set stream.epochs={epochs_needed}"
+            f"only {number_of(steps, 'step')}: a model learns next to nothing in so few; set stream.epochs={needed}"
             + (f", or stream.batch_size={smaller}" if smaller < stream.batch_size else "")
             + ", or add clips"
         )

@@ -39,13 +39,13 @@ class Stop:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A context in which a signal raises `Stopped`, because all work in it is repeated on resume."""
-        self._at_once = True
+        outer, self._at_once = self._at_once, True
         try:
             if self.signal is not None:
                 self._raise()
             yield
         finally:
-            self._at_once = False
+            self._at_once = outer
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from stella.bench import measure as measure_module
 from stella.bench import profile as profile_module
 from stella.bench import turns as turns_module
-from stella.bench.measure import measure
+from stella.bench.measure import bench_configs, measure
 from stella.bench.profile import Operator, profile_all
 from stella.bench.rows import COLUMNS, Row, rows_table, write_rows
 from stella.bench.steps import make_trainer, settle_draws
@@ -32,7 +32,7 @@ from stella.config import resolve
 from stella.data.pack import pack
 from stella.data.scenes import Scenes
 from stella.errors import ConfigError, StellaError
-from stella.runs.config import RunConfig
+from stella.runs.config import RunConfig, model_config
 from stella.runs.environment import environment
 from stella.train.device import runtime
 
@@ -191,3 +191,10 @@ def test_processes_that_start_together_measure_one_at_a_time(monkeypatch: pytest
     assert list(found) == list(jobs) and isinstance(found.pop("fails"), ValueError)
     spans = sorted(span for span in found.values() if isinstance(span, tuple))
     assert len(spans) == 2 and all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_inputs_have_the_sizes_of_the_preset_or_of_the_data() -> None:
+    for values, pixels, frames in (((), 96, 256), (("data.size=scenes-full",), 224, 1024)):
+        config = bench_configs(["er"], [4], ["model.preset=small", "memory.clips=8", *values])["er, batch 4"]
+        sizes = model_config(config)
+        assert (sizes.image_size, sizes.spec_frames, config.stream.batch_size) == (pixels, frames, 4)

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from stella.runs.build import build_method
 from stella.runs.config import settle
 from stella.runs.loop import pretrain
 from stella.train import trainer
+from stella.train.config import TrainConfig
 from stella.train.device import runtime
 from stella.train.distributed import World
 from stella.train.trainer import Trainer
@@ -42,6 +44,14 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_what_is_not_recorded_says_why(device: str, memory: str, divided: bool, processes: int, why: str) -> None:
     found, remark = records(device, memory, divided, processes)
     assert found is (device == "cuda" and not why) and why in remark and bool(why) == bool(remark)
+
+
+@pytest.mark.parametrize(("count", "recorded"), [(64, True), (65, False)])
+def test_a_trainer_counts_its_processes(count: int, recorded: bool) -> None:
+    config, device = TrainConfig(), SimpleNamespace(device=torch.device("cuda"))
+    one = SimpleNamespace(method=SimpleNamespace(memory=None), runtime=device, config=config)
+    peers = SimpleNamespace(alone=False, count=count, neighbours=8)
+    assert Trainer._records(one, peers)[0] is recorded  # type: ignore[arg-type]
 
 
 def test_a_run_says_it_and_notes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """A run and its clips on a disk: resumed with the same ones only, from any directory; evaluated on what is named."""
 
 import io
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.packs import packed
 from helpers.small import quick
+from helpers.videos import Videos
 from rich.console import Console
 
 from stella.config import to_tree
@@ -56,6 +60,21 @@ def test_other_clips_are_refused_by_name(videos: FolderConfig, tmp_path: Path) -
         keep()
     keep_clips(tmp_path / "clips.csv", videos.train_tasks(), videos.eval_tasks(), started=False)  # of a refused run
     keep()
+
+
+def test_packed_clips_of_other_content_are_refused_unless_the_list_has_no_checksums(tmp_path: Path) -> None:
+    one, other = (packed(tmp_path / name, Videos(8, task)) for name, task in (("one", "a"), ("other", "bb")))
+    other.header = replace(other.header, ids=one.header.ids)  # now with the same names and lengths
+    file = tmp_path / "clips.csv"
+    keep_clips(file, [("t", one)], [], started=False)
+    keep_clips(file, [("t", one)], [], started=True)
+    with pytest.raises(StellaError, match=r"a/0 had 2000 samples, checksum \w{8} and has 2000 samples, checksum"):
+        keep_clips(file, [("t", other)], [], started=True)
+    file.write_text(re.sub(r'"(\d+ samples), checksum \w+"', r"\1", file.read_text()))
+    keep_clips(file, [("t", other)], [], started=True)
+    file.write_text(file.read_text().replace("2000", "2001"))
+    with pytest.raises(StellaError, match="a/0 had 2001 samples and has 2000"):
+        keep_clips(file, [("t", one)], [], started=True)
 
 
 @pytest.fixture(scope="module")

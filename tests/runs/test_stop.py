@@ -119,6 +119,15 @@ def test_what_is_being_written_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert Checkpoints(tmp_path / "checkpoints").load() is not None
 
 
+def test_a_context_in_another_leaves_it_as_it_was() -> None:
+    with stop.Stop() as own:
+        with pytest.raises(stop.Stopped), own.at_once():
+            with own.at_once():
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert not own._at_once
+
+
 def test_workers_are_left_alone_by_a_run_that_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that does not end, as one that waits for a dead disk, is not waited for."""
     monkeypatch.setattr(workers, "START_METHOD", "fork")
