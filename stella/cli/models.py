@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,8 +148,7 @@ def grow(
     config = grown_config(found.model.config, preset, image_size=image_size, spec_frames=spec_frames)
     inputs = found.inputs
     if image_size or spec_frames:
-        was = inputs or inputs_for(config)
-        inputs = replace(inputs_for(config), mean=was.mean, std=was.std)
+        inputs = (inputs or inputs_for(found.model.config)).resized(config.image_size, config.spec_frames)
     torch.manual_seed(seed)  # of the initial values of new blocks
     model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
     save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)

@@ -1,7 +1,7 @@
 """How a file becomes what a model takes. A weight file stores this beside its tensors."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -46,6 +46,11 @@ class Inputs:
     def crop(self, video: Tensor) -> Tensor:
         """uint8 [B, T, 3, H, W] → [B, T, 3, pixels, pixels], as evaluation crops."""
         return center_crop(video, self.pixels)
+
+    def resized(self, pixels: int, spec_frames: int) -> "Inputs":
+        """The same for a model of larger inputs."""
+        size, duration = self.size * pixels / self.pixels, self.duration * spec_frames / self.spec_frames
+        return replace(self, pixels=pixels, size=round(size), spec_frames=spec_frames, duration=duration)
 
     def spectrogram(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """[B, S] at 16 kHz → [B, spec_frames, mels]; `lengths` [B] says where padding begins, as in `fbank`."""

@@ -204,7 +204,7 @@ def check_fits(name: Path | str, config: CAVConfig) -> None:
     if changed := differences((header := _read_header(path)).get("config"), to_tree(config) if header else None):
         raise WeightsError(
             f"{path.name} does not fit this run: {'; '.join(changed)}; leave out model.preset and the sizes of model "
-            "and data, which follow from the weights, or choose other weights or data"
+            "and data, which follow from the weights, make a larger model of them (stella grow), or choose others"
         )
 
 

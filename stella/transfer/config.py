@@ -12,6 +12,7 @@ from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError
+from stella.media.inputs import Inputs
 from stella.model.weights import Loaded
 from stella.rng import seed_for
 from stella.runs.config import EvaluateConfig
@@ -126,6 +127,12 @@ def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfi
         workers=max(config.data.least_workers, config.stream.workers),
     )
     return replace(config, data=data, stream=stream, weights=replace(config.weights, source=source, digest=digest))
+
+
+def inputs_of(config: TransferConfig) -> Inputs:
+    """How a settled run's clips are made, for its weight file."""
+    s = config.stream
+    return replace(config.data.inputs(), pixels=s.size, spec_frames=s.spec_frames, mels=s.mels)
 
 
 def features_key(config: TransferConfig, part: str, clips: str) -> str:

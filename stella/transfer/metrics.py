@@ -1,10 +1,7 @@
 """The benchmarks' metrics, as their own code defines them, but exact: a figure never depends on the batch size.
 
-AVSBench's code averages batch means, which weighs a short last batch too much. `mean_iou` and `f_measure` give the
-exact figure; with `batch` they give what that code prints for batches of that many pictures. Results are in percent.
+AVSBench's code averages batch means, which weighs a short last batch too much. Results are in percent.
 """
-
-from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -53,9 +50,9 @@ def iou(logits: Tensor, target: Tensor) -> Tensor:
     return torch.where(true.any(1), both / either.clamp_min(1), background)
 
 
-def mean_iou(logits: Tensor, target: Tensor, batch: int | None = None) -> float:
+def mean_iou(logits: Tensor, target: Tensor) -> float:
     """AVSBench's mIoU over all pictures of logits and bool target [N, H, W]."""
-    return _batched(lambda rows: _percent(iou(logits[rows], target[rows])), len(logits), batch)
+    return _percent(iou(logits, target))
 
 
 def f_curve(logits: Tensor, target: Tensor) -> Tensor:
@@ -81,14 +78,9 @@ def _at_least(reached: Tensor) -> Tensor:
     return counts.flip(0).cumsum(0).flip(0)[1:].double()
 
 
-def f_measure(logits: Tensor, target: Tensor, batch: int | None = None) -> float:
-    """AVSBench's F: averaged over the pictures with an object at each threshold, then the best threshold's."""
-
-    def best(rows: slice) -> float:
-        mean = f_curve(logits[rows], target[rows]).nanmean(0).max()
-        return 100 * mean.nan_to_num(0.0).item()  # the reference gives 0 if no picture of a batch has an object
-
-    return _batched(best, len(logits), batch)
+def f_measure(curves: Tensor) -> float:
+    """AVSBench's F from `f_curve`: averaged over the pictures with an object at each threshold, then the best one."""
+    return 100 * curves.nanmean(0).max().nan_to_num(0.0).item()  # 0 if no picture has an object, as in the reference
 
 
 def ciou(maps: Tensor, target: Tensor, adaptive: bool = False) -> Tensor:
@@ -127,15 +119,3 @@ def localisation(maps: Tensor, target: Tensor) -> dict[str, float]:
 
 def _percent(values: Tensor) -> float:
     return 100 * values.double().mean().item()
-
-
-def _batched(measure: Callable[[slice], float], length: int, batch: int | None) -> float:
-    """A figure of all rows, or the mean of the figures of batches."""
-    if batch is None:
-        return measure(slice(None))
-    found = [measure(rows) for rows in _slices(length, batch)]
-    return sum(found) / len(found)
-
-
-def _slices(length: int, batch: int) -> Iterator[slice]:
-    return (slice(start, start + batch) for start in range(0, length, batch))

@@ -38,7 +38,7 @@ from stella.train.trainer import Trainer
 from stella.transfer import localise
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
-from stella.transfer.config import TransferConfig, features_key, settle
+from stella.transfer.config import TransferConfig, features_key, inputs_of, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
 from stella.transfer.tasks import TASKS
 from stella.transfer.weights import open_weights
@@ -204,7 +204,7 @@ class TransferRun(Training):
         extra = {"transfer": to_tree(self.config), "commit": self.environment["commit"], "test": found}
         if avm is self.task.head or not self.config.head.frozen:
             kept = avm if self.config.head.frozen else None  # a module of another backbone is of no use
-            write_bytes(self.folder.weights, weights.packed(self.task.model, kept, extra))
+            write_bytes(self.folder.weights, weights.packed(self.task.model, kept, extra, inputs_of(self.config)))
         counters = self.trainer.counters
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
         self.metrics.write(end | _result_line(self.config, self.parts, figure, found, best, self.skipped.counts))
@@ -245,7 +245,11 @@ def _keep_predictions(
         found = [{"rows": rows[batch.ids.cpu()], **said(batch, source)} for batch in batches(source)]
     if found and len(found[0]) > 1:
         joined = {name: torch.cat([each[name] for each in found]) for name in found[0]}
-        write_bytes(folder.root / PREDICTIONS, safetensors.torch.save(_contiguous(joined)))
+        clip = joined["rows"] // parts.segments
+        whole = clip.bincount()[clip] == parts.segments  # no segment of the clip was skipped
+        if whole.any():
+            kept = _contiguous({name: column[whole] for name, column in joined.items()})
+            write_bytes(folder.root / PREDICTIONS, safetensors.torch.save(kept))
 
 
 def _contiguous(state: dict[str, Any]) -> dict[str, Any]:

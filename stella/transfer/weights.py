@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from stella.errors import StellaError
+from stella.files import file_hash
 from stella.model import weights
 from stella.model.cav import CAV, preset
 from stella.runs.folder import RunFolder
-from stella.train.checkpoint import digest
 from stella.transfer.config import WeightsConfig
 
 RANDOM = "random:"
@@ -23,7 +23,7 @@ def open_weights(config: WeightsConfig, seed: int) -> tuple[weights.Loaded, str]
         return weights.Loaded(model, None, {}, []), ""
     path = weights.find(_file(config))
     loaded = weights.load(path)
-    found = digest(path)
+    found = file_hash(path)
     if config.digest and config.digest != found:
         raise StellaError(f"{path} is not the file that this run was started with; restore it, or start a new run")
     return loaded, found

@@ -135,7 +135,7 @@ def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
     file, out, larger = (tmp_path / f"{name}.safetensors" for name in ("tiny", "small", "larger"))
     torch.manual_seed(0)
     config = replace(PRESETS["tiny"], **SIZES)
-    inputs = replace(inputs_for(config), mean=-4.0, std=2.0)
+    inputs = replace(inputs_for(config), mean=-4.0, std=2.0, span=None)
     save(file, CAV(config), AVM(config.dim, config.heads), inputs=inputs)
     for given in ([out], [larger, "--image-size", "64"]):
         done = CliRunner().invoke(app, ["grow", str(file), *map(str, given)], catch_exceptions=False)
@@ -147,4 +147,4 @@ def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
         *(unit_a(m, audio) @ unit_a(m, audio).T for m in (one.model, other.model)), rtol=0, atol=1e-5
     )
     assert wide.model.config.image_size == 64 and wide.inputs is not None
-    assert (wide.inputs.pixels, wide.inputs.mean, wide.inputs.std) == (64, -4.0, 2.0)
+    assert wide.inputs == replace(inputs, pixels=64, size=round(64 * inputs.size / inputs.pixels))  # else as before

@@ -48,8 +48,6 @@ def test_miou_is_the_mean_over_pictures() -> None:
     each = [naive_iou(*pair) for pair in zip(logits, masks, strict=True)]
     assert metrics.iou(logits, masks).tolist() == pytest.approx(each)
     assert metrics.mean_iou(logits, masks) == pytest.approx(100 * sum(each) / 7)
-    batches = [sum(each[:3]) / 3, sum(each[3:6]) / 3, each[6]]  # the reference's way
-    assert metrics.mean_iou(logits, masks, batch=3) == pytest.approx(100 * sum(batches) / 3)
 
 
 def test_iou_by_hand() -> None:
@@ -63,16 +61,16 @@ def test_iou_by_hand() -> None:
 
 def test_f_is_the_best_of_the_mean_curve() -> None:
     logits, masks = pictures()
-    assert metrics.f_measure(logits, masks) == pytest.approx(100 * naive_f(logits, masks))
-    batches = [naive_f(logits[i : i + 3], masks[i : i + 3]) for i in (0, 3, 6)]
-    assert metrics.f_measure(logits, masks, batch=3) == pytest.approx(100 * sum(batches) / 3)
-    # A batch without any object gives 0, as in the reference.
-    only_empty = torch.zeros_like(masks)
-    assert metrics.f_measure(logits, only_empty) == 0
+    curves = metrics.f_curve(logits, masks)
+    for rows in (slice(None), slice(3), slice(3, 6), slice(6, 7)):
+        assert metrics.f_measure(curves[rows]) == pytest.approx(100 * naive_f(logits[rows], masks[rows]))
+    # Without any object it is 0, as in the reference.
+    assert metrics.f_measure(metrics.f_curve(logits, torch.zeros_like(masks))) == 0
     # The best of the mean, not the mean of the best: two pictures whose best thresholds differ.
     two = torch.tensor([[[2.0, -2.0]], [[-2.0, -4.0]]])
     target = torch.tensor([[[True, False]], [[True, False]]])
-    assert metrics.f_measure(two, target) < 100 and metrics.f_measure(two[:1], target[:1]) == pytest.approx(100)
+    curves = metrics.f_curve(two, target)
+    assert metrics.f_measure(curves) < 100 and metrics.f_measure(curves[:1]) == pytest.approx(100)
 
 
 def naive_ciou(scores: Tensor, target: Tensor) -> float:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,25 @@ from helpers.small import same
 from rich.console import Console
 from safetensors.torch import load_file
 
+import stella
+from stella.clip import Batch
 from stella.data.config import data_config
 from stella.data.pack import pack
-from stella.data.scenes import Scenes
+from stella.data.scenes import Scenes, ScenesConfig
 from stella.errors import StellaError
 from stella.files import read_json, read_lines
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
-from stella.report.predictions import predictions_sheet
+from stella.report.predictions import _draw_events, predictions_sheet
+from stella.runs.folder import RunFolder
 from stella.runs.training import RunResult
 from stella.train import trainer
 from stella.train.checkpoint import Checkpoints
 from stella.transfer.base import Downstream
 from stella.transfer.classify import Classify
 from stella.transfer.config import transfer_config
-from stella.transfer.run import TransferRun, resume, transfer
+from stella.transfer.run import PREDICTIONS, TransferRun, _keep_predictions, resume, transfer
 from stella.transfer.segment import Segment
 
 SMALL = ("data.tasks=['task1']", "data.clips=12", "data.eval_clips=8", "stream.batch_size=4", "train.device=cpu")
@@ -74,6 +78,17 @@ def test_every_task_runs_from_nothing_on_scenes(task: str, file: Path, tmp_path:
         assert (tmp_path / "predictions.safetensors").exists() == (task == "classify")
 
 
+def test_a_clip_with_a_skipped_segment_is_not_drawn(tmp_path: Path) -> None:
+    parts = ScenesConfig(clips=2, eval_clips=2, tasks=("task1",)).downstream("events")
+    ids = torch.tensor([i for i in range(20) if i != 7])
+    batch = Batch(torch.zeros(19), torch.zeros(19), ids)
+    scores = torch.rand(19, len(parts.classes))
+    _keep_predictions(RunFolder(tmp_path), parts, lambda clips: clips, lambda _: [batch], lambda *_: {"scores": scores})
+    said = load_file(tmp_path / PREDICTIONS)
+    assert said["rows"].tolist() == list(range(10, 20)) and torch.equal(said["scores"], scores[9:])
+    assert _draw_events(parts, said, tmp_path / "a.png").exists()
+
+
 def test_a_frozen_backbone_stays_as_it_is_to_the_last_bit(file: Path, tmp_path: Path) -> None:
     before = weights.load(file).model.state_dict()
     done = trained("classify", file, tmp_path)
@@ -94,6 +109,13 @@ def test_a_trained_backbone_changes_and_is_kept(task: str, file: Path, tmp_path:
     assert any(name.startswith("blocks_a") for name in moved) and any(name.startswith("blocks_u") for name in moved)
     kept = weights.load(tmp_path / "model.safetensors").model.state_dict()
     assert same(dict(done.task.model.state_dict()), dict(kept))  # the best epoch's, which was tested
+
+
+@pytest.mark.parametrize("task", ["retrieval", "matching"])
+def test_kept_weights_say_how_their_inputs_are_made(task: str, file: Path, tmp_path: Path) -> None:
+    go(task, file, tmp_path, "data.clips=4", "data.eval_clips=4", "stream.epochs=1")
+    clips = ScenesConfig().inputs()
+    assert stella.load(tmp_path / "model.safetensors").inputs == replace(clips, pixels=32, spec_frames=64)
 
 
 def test_features_of_a_frozen_backbone_are_computed_once(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -234,7 +256,7 @@ def test_a_run_says_what_is_too_little(file: Path, tmp_path: Path) -> None:
     config = transfer_config("classify", None, [f"weights.source={file}", *SMALL, "stream.epochs=2"])
     steps = transfer(config, tmp_path / "run", console=console).end["step"]
     told = console.file.getvalue()  # type: ignore[attr-defined]
-    assert f"only {steps} steps, which teach a model next to nothing: set stream.epochs=" in told
+    assert f"only {steps} steps: a model learns next to nothing in so few; set stream.epochs=" in told
     assert "few clips to evaluate on: validation (" in told and "epoch 2 of 2: accuracy" in told
 
 
