@@ -33,4 +33,6 @@ def main(folder: Path, sound: Path, name: str = "base-small") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(f"usage: {sys.argv[0]} VIDEOS SOUND [MODEL]")
     main(*map(Path, sys.argv[1:3]), *sys.argv[3:4])

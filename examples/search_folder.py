@@ -25,4 +25,6 @@ def main(folder: str, sound: str, model: str = "base-small") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(f"usage: {sys.argv[0]} FOLDER SOUND [MODEL]")
     main(*sys.argv[1:])

@@ -14,7 +14,7 @@ Processes = Annotated[
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo")) -> None:
-    """Watch three methods learn from a stream that changes: seven minutes on two cores."""
+    """Watch three methods learn from a stream that changes: about four minutes on two cores."""
     from stella.experiments.demo import demo as run
 
     raise typer.Exit(run(out, console))

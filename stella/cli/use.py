@@ -10,7 +10,8 @@ from stella.cli.common import Ray, console, say
 from stella.errors import StellaError
 
 ModelName = Annotated[
-    str, typer.Option(help="Shipped name, finished run, saved folder or weight file.", show_default="base-small")
+    str,
+    typer.Option(help="Shipped name, finished run, learner, saved folder or weight file.", show_default="base-small"),
 ]
 Overlap = Annotated[float, typer.Option(help="Share of a window that the next one repeats, below 1.")]
 DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="a GPU if there is one")]
@@ -76,6 +77,8 @@ def localise(
 
     if out.suffix.lower() != ".mp4":
         raise StellaError(f"--out {out} must end in .mp4: the film is one")
+    if out.exists() and video.exists() and out.samefile(video):
+        raise StellaError(f"--out {out} is the video itself; choose another name")
     loaded = load(model, device)
     if train_on is not None:
         i, shards = loaded.inputs, any(train_on.glob("shard-*.tar"))

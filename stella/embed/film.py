@@ -51,7 +51,7 @@ def write_film(model: Model, maps: Maps, path: Path, out: Path) -> int:
                     video = _video_stream(film, canvas, fps)
                     rate = found["audio"].codec_context.sample_rate
                     audio = film.add_stream("aac", rate=rate if rate in AAC_RATES else 48_000, layout="stereo")
-                _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1, fps)
+                _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1)
             if video is None:
                 raise ClipError(path, "no video in it", "a film needs pictures: give another file")
             film.mux(video.encode())
@@ -86,7 +86,7 @@ def _video_stream(film: Any, canvas: "_Canvas", fps: float) -> Any:
     return video
 
 
-def _encode(film: Any, video: Any, pixels: Pixels, number: int, fps: float) -> None:
+def _encode(film: Any, video: Any, pixels: Pixels, number: int) -> None:
     frame = require("av").VideoFrame.from_ndarray(pixels, format="rgb24")
     frame = frame.reformat(format="yuv420p", dst_colorspace="ITU601", dst_color_range="MPEG")
     frame.pts, frame.time_base = number, 1 / video.codec_context.framerate

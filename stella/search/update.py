@@ -100,8 +100,9 @@ class Update:
                     self.bar.update(shown, advance=1, description=f"indexing, {bad} bad" if bad else "indexing")
                     windows = sum(len(result.windows) for result in pending)
                     if time.monotonic() - committed > COMMIT_SECONDS or windows > COMMIT_WINDOWS:
-                        self._commit(pending)
-                        pending, committed = [], time.monotonic()
+                        done, pending = pending, []  # first: an interrupted commit is not repeated below
+                        self._commit(done)
+                        committed = time.monotonic()
         finally:  # also after Ctrl-C
             self._commit(pending)
             self.writer.close()

@@ -42,6 +42,8 @@ def test_help_names_every_command() -> None:
         (["look", "nowhere"], "is not a folder"),
         (["prepare", "nowhere", "out"], "is not a folder"),
         (["pack", "out", "data.source=folder", "data.path=nowhere"], "is not a folder"),
+        (["localise", __file__, "--out", "heat.avi"], "must end in .mp4"),
+        (["pack", "out"], "say which clips: stella pack out data.source=folder"),
         (["pretrain", "data.source=packed", "data.path=nowhere"], "nowhere holds no packed clips"),
         (["weights", "none.safetensors"], "none.safetensors"),
         (["pretrain", "method=sella"], "choose one of"),
@@ -80,6 +82,7 @@ def test_help_names_every_command() -> None:
         ),
         (["learn", "HOME", "VIDEOS"], "VIDEOS holds no videos"),
         (["learn", "HOME", "VIDEOS", "--every", "5"], "--every 5 must be a number and a unit"),
+        (["learn", "HOME", "VIDEOS", "--every", "1.2.3s"], "--every 1.2.3s must be a number and a unit"),
     ],
 )
 def test_an_error_is_one_sentence_and_status_2(

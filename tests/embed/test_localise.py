@@ -161,3 +161,13 @@ def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path
     wrong = run.invoke(app, [*args[:2], "--out", "heat.gif"])
     assert isinstance(wrong.exception, StellaError) and "must end in .mp4" in str(wrong.exception)
     assert Folder(tmp_path / "videos").files  # nothing was written among the videos
+
+
+def test_a_film_does_not_replace_its_video(tmp_path: Path) -> None:
+    video = tmp_path / "dog.mp4"
+    video.write_bytes(CLIP.read_bytes())
+    with pytest.raises(StellaError, match="is the video itself; choose another name"):
+        CliRunner().invoke(
+            app, ["localise", str(video), "--out", str(tmp_path / "." / "dog.mp4")], catch_exceptions=False
+        )
+    assert video.read_bytes() == CLIP.read_bytes()

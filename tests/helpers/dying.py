@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 
 def killed(program: ModuleType, folder: Path, moments: int, seed: int) -> list[dict[str, Any]]:
@@ -34,6 +35,7 @@ def child(
     """A process that does the work; at the given call of a place, if there is one, it does `last` and kills itself."""
     if pid := os.fork():
         return pid
+    torch.set_num_threads(1)  # torch makes its pool again after a fork; two threads that ask at once may get none
     calls = iter(range(1, call))
 
     def reached(*args: Any) -> None:

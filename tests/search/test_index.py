@@ -1,6 +1,7 @@
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.fake_model import FakeModel
 from helpers.indexes import Content, content
 
 from stella.errors import ClipError, StellaError
-from stella.search import vectors
+from stella.search import update, vectors
 from stella.search.catalogue import Catalogue
 from stella.search.index import Index
 from stella.search.maintain import Summary, bad_files
@@ -168,6 +169,38 @@ def _fails_after(plain, calls: int):
         return plain(*args)
 
     return embed
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("version", ["one", "two"])  # new files, and a refresh
+def test_ctrl_c_during_a_commit_leaves_a_whole_index(
+    version: str, moment: str, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, plain = made(tmp_path / "index", source), Catalogue.change
+    for name in ("new.mp4", "newer.mp4"):
+        (source / name).write_text(name)
+    model, before = FakeModel(version), content(index.path)
+
+    @contextmanager
+    def interrupted(self: Catalogue) -> Iterator[sqlite3.Connection]:
+        with plain(self) as db:
+            yield db
+            (windows,) = db.execute("SELECT count(*) FROM windows").fetchone()
+            if hit := windows > len(before):
+                patch.undo()
+            if hit and moment == "before":
+                raise KeyboardInterrupt
+        if hit:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(update, "COMMIT_SECONDS", -1)
+        patch.setattr(Catalogue, "change", interrupted)
+        index.update(model=model, refresh=True)
+    found = content(index.path)
+    assert (found == before) if moment == "before" else (set(found) > set(before))
+    index.update(model=model, refresh=True)
+    assert content(index.path) == fresh(tmp_path, source, model)
 
 
 def test_another_target_drops_the_first_one(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
