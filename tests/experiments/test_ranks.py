@@ -3,6 +3,7 @@
 import math
 from itertools import combinations
 from random import Random
+from statistics import stdev
 
 import pytest
 
@@ -22,6 +23,13 @@ def test_ranks_are_paired_over_the_seeds_that_all_have() -> None:
     # Ranks of a: 1, 1, 3, deviation √(4/3); the half interval is t(2) · deviation / √3.
     assert ranks["a"].around == pytest.approx(4.30 * math.sqrt(4 / 3) / math.sqrt(3))
     assert str(ranks["c"]) == "2.7 ± 1.4"
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(10, 2.26), (11, 2.23), (21, 2.09), (31, 2.04), (50, 2.04)])
+def test_the_interval_is_that_of_students_t(seeds: int, t: float) -> None:
+    first = [seed % 2 for seed in range(seeds)]  # ranks 1 and 2 in turn
+    ranks = mean_ranks({"a": rows(*first), "b": rows(*(1 - value for value in first)), "c": rows(*[-1] * seeds)})
+    assert ranks["a"].around == pytest.approx(t * stdev(first) / math.sqrt(seeds))
 
 
 def test_equal_figures_share_their_ranks_and_a_sure_order_has_no_doubt() -> None:

@@ -48,6 +48,7 @@ ROOM = ("tiny", "base-wide", 3200, 960, 64, 6, 36_000_000, 5e-4, 20, "auto", "of
 BASES = {
     **dict.fromkeys(("scenes", "why", "fast", "scoring"), ON_SCENES),
     **dict.fromkeys(("room", "table1", "sampling"), ROOM),
+    "table1-small": ("small", "base-wide-small", *ROOM[2:]),
     "stella++": ("tiny", "base-tiny", 800, 240, 106, 6, 71_939_200, 5e-4, 20, "auto", "off"),
     "base-tiny": ("tiny", None, 24000, 480, 256, 56, None, 1e-3, 300, "float32", "off"),
     "base-small": ("small", None, 48000, 480, 256, 36, None, 1e-3, 300, "bfloat16", "auto"),
@@ -133,7 +134,7 @@ def test_memories_of_the_comparison_are_equal_in_bytes() -> None:
 def test_every_comparison_of_the_paper_has_a_recipe() -> None:
     paper = {"audio_selection", "efficiency", "memory_size", "ratios", "sampling", "table1", "temperature"}
     paper |= {"downstream", "fading", "modality_gap"}
-    own = {"why", "scoring", "fast", "codec", "codec_size", "room"}  # studies of our own
+    own = {"why", "scoring", "fast", "codec", "codec_size", "room", "table1-small", "table1-full"}  # studies of our own
     assert set(names()) == paper | {"continual-vs", "continual-as"} | own
 
 
@@ -166,7 +167,8 @@ def test_committed_results_have_the_seeds_of_their_kind() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_run_of_a_reproduction_builds(name: str) -> None:
     """From the shipped weights, with which one learns; every variant is another experiment."""
-    made = runs(name, [*SMALL, *(OWN_CLIPS if name.startswith("continual") else ())])
+    own = {"continual-vs": OWN_CLIPS, "continual-as": OWN_CLIPS, "table1-full": ("data.size=scenes",)}
+    made = runs(name, [*SMALL, *own.get(name, ())])
     assert len(made) == len(load(name).orders) * len(load(name).variants)
     first = next(iter(load(name).orders))
     for key, config in made.items():
@@ -313,3 +315,19 @@ def test_the_initial_chain_is_the_authors(name: str, method: str, source: str, e
     config = run_config(name, ["data.path=clips"])
     assert (config.method, config.data.source, config.stream.epochs) == (method, source, epochs)
     assert (config.stream.batch_size, config.train.lr, config.train.decay) == (48, 1e-4, 0.0)
+
+
+def test_tables_of_other_sizes_compare_what_table1_compares() -> None:
+    """The same variants on the same clips, with as many clips in memory."""
+    table = load("table1")
+    for name in ("table1-small", "table1-full"):
+        other = load(name)
+        assert all(other.variants[each] == table.variants[each] for each in other.variants), name
+        assert other.orders["original"].tasks == table.orders["original"].tasks
+    full = ["model.weights=none", "model.image_size=224", "model.spec_frames=1024"]
+    capacities = set()
+    for name, overrides in (("table1", []), ("table1-full", full)):
+        config = settle(runs(name, overrides)["original/er"])
+        columns = METHODS["er"].columns(model_config(config), METHODS["er"].Config())
+        capacities.add(capacity_for(columns, clips=None, bytes=config.memory.bytes))
+    assert capacities == {204}

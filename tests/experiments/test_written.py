@@ -15,9 +15,9 @@ VARIANTS = load("table1").variants
 CELLS = {"A": 2, "F": 3, "slow_A": 4, "slow_F": 5}
 
 
-def results() -> dict[str, Rows]:
+def results(table: str = "table1") -> dict[str, Rows]:
     found: dict[str, Rows] = defaultdict(list)
-    with (ROOT / "results" / "table1" / "results.csv").open(encoding="utf-8") as file:
+    with (ROOT / "results" / table / "results.csv").open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             found[line["name"]].append(line)
     return found
@@ -33,11 +33,18 @@ def written(rows: Rows, figure: str) -> str:
     return (str(found) if figure.endswith("A") else f"{found.mean:.1f}".replace("-0.0", "0.0")) if found.values else "–"
 
 
-@pytest.mark.parametrize(("order", "heading"), [("original", "## First order"), ("shuffled", "## Shuffled order")])
-def test_the_page_has_every_row_of_the_results(order: str, heading: str) -> None:
-    text = (ROOT / "results" / "table1" / "README.md").read_text(encoding="utf-8")
-    table = text.split(heading)[1].split("\n\n")[0].splitlines()[3:]
-    named = {name: rows for name, rows in results().items() if name.startswith(order)}
+@pytest.mark.parametrize(
+    ("page", "order", "heading"),
+    [
+        ("table1", "original", "## First order"),
+        ("table1", "shuffled", "## Shuffled order"),
+        ("table1-small", "original", "forgets less on every seed"),
+    ],
+)
+def test_the_page_has_every_row_of_the_results(page: str, order: str, heading: str) -> None:
+    text = (ROOT / "results" / page / "README.md").read_text(encoding="utf-8").split(heading)[1]
+    table = text[text.index("| | seeds") :].split("\n\n")[0].splitlines()[2:]
+    named = {name: rows for name, rows in results(page).items() if name.startswith(order)}
     shown = {cells(line)[0]: cells(line)[1:] for line in table}
     assert set(shown) == {VARIANTS[name.split("/")[1]].label for name in named}
     for name, rows in named.items():
