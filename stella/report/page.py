@@ -197,7 +197,7 @@ def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[
 
 
 def _best(table: Sequence[Sequence[Spread]]) -> set[tuple[int, int]]:
-    """The cells (row, column) that are best in their column. A row without F is an upper bound and does not compete."""
+    """The cells (row, column) that are best in their column. A row without F (Multitask) does not compete."""
     rivals = [row for row, spreads in enumerate(table) if spreads[1].values]
     if len(rivals) < 2:
         return set()
@@ -273,7 +273,8 @@ def _fading(g: Group) -> str | None:
 def _found(rank: int, of: int) -> str:
     if rank == 1:
         return f"its own video is the first of {of:,}"
-    return f"its own video comes {rank:,}{'th' if rank > 3 else ('nd', 'rd')[rank - 2]} of {of:,}"
+    end = "th" if rank // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    return f"its own video comes {rank:,}{end} of {of:,}"
 
 
 def _held(g: Group) -> str:
