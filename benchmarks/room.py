@@ -1,12 +1,13 @@
 """Many short runs on one GPU: clips are rendered once for all of them.
 
-    python benchmarks/room.py PLAN.json OUT.jsonl --processes 12 --seconds 500
+    python benchmarks/room.py PLAN.json OUT.jsonl --processes 12 --seconds 500 --done results/table1/results.csv
     python benchmarks/room.py --check              does it give the A and F of `pretrain`? In miniature, on a CPU
 
 PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. With "shares": [0.5] the end is
 also evaluated on that share of each clip's patches, at random; with "slow": "end" slow weights are evaluated after the
 last task alone. With --runs FOLDER every run leaves FOLDER/RECIPE/LABEL/seed-N as `pretrain` does, with weights if its
-recipe keeps them: `stella reproduce RECIPE --out FOLDER` finds it finished.
+recipe keeps them: `stella reproduce RECIPE --out FOLDER` finds it finished. `room_plan.py` makes a plan of a recipe,
+`room_rows.py` adds results to a table; --done leaves out the runs that a table has.
 
 Processes share the clips' memory and claim runs by files in OUT.jsonl.claims; several calls may share a plan. Start the
 MPS daemon, and set CUDA_DEVICE_MAX_CONNECTIONS=2. A process can train several runs at a time, each on a CUDA stream of
@@ -16,7 +17,9 @@ here. An H200 takes 265 steps of `tiny` a second in twelve processes; compiled 4
 """
 
 import argparse
+import csv
 import gc
+import hashlib
 import json
 import os
 import tempfile
@@ -44,6 +47,13 @@ PAUSE = 15.0  # seconds before it is tried again
 
 def config_of(run: Run) -> Any:
     return settle(run_config(run["recipe"], run["set"]))
+
+
+def missing(plan: list[Run], tables: list[Path]) -> list[Run]:
+    """The runs of a plan that no table has."""
+    rows = [row for table in tables if table.exists() for row in csv.DictReader(table.open(encoding="utf-8"))]
+    done = {(row["name"], f"seed={row['seed']}") for row in rows}
+    return [run for run in plan if not any((run["label"], value) in done for value in run["set"])]
 
 
 def key_of(config: Any) -> Key:
@@ -87,7 +97,7 @@ class Worker:
         if self.end - time.monotonic() < needed:
             return
         try:
-            os.close(os.open(self.claims / str(number), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self._claim(run), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
         try:
@@ -96,6 +106,9 @@ class Worker:
             self.jobs.append((number, Job(run, config, train, Gallery(evaluation, config.data.eval_clips), self.runs)))
         except Exception as error:
             self._failed(number, run, error)
+
+    def _claim(self, run: Run) -> Path:
+        return self.claims / hashlib.sha256(json.dumps(run).encode()).hexdigest()
 
     def _tick(self) -> bool:
         """A step of every run; False if the device has enough to do."""
@@ -120,7 +133,7 @@ class Worker:
         error.__traceback__ = None  # it holds the run
         gc.collect()
         torch.cuda.empty_cache()
-        (self.claims / str(number)).unlink()
+        self._claim(run).unlink()
         self.waiting.append((number, run))
         time.sleep(PAUSE)
 
@@ -179,11 +192,12 @@ if __name__ == "__main__":
     parser.add_argument("--at-a-time", type=int, default=1, help="runs of a process")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--runs", type=Path)
+    parser.add_argument("--done", type=Path, nargs="*", default=[], help="tables whose runs are left out")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     room_variants.register()
     if given.check:
         check()
     else:
-        plan = json.loads(given.plan.read_text())
+        plan = missing(json.loads(given.plan.read_text()), given.done)
         work_in_processes(plan, given.out, given.processes, given.at_a_time, given.seconds, given.runs)

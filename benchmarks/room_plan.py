@@ -1,0 +1,45 @@
+"""The runs of a reproduction as a plan for `room.py`, seed by seed.
+
+    python benchmarks/room_plan.py table1-full model.weights=base-full.safetensors train.compile=on > plan.json
+
+`key.sub=value` changes all runs, as in `stella reproduce`: a variant's own value wins.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stella.experiments.recipe import Order, Recipe, Variant, load
+
+
+def plan(name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool) -> Iterator[dict[str, Any]]:
+    """With `end`, slow weights are evaluated after the last task alone."""
+    for seed in range(recipe.first_seed, recipe.first_seed + seeds):
+        for at, order in recipe.orders.items():
+            for of, variant in recipe.variants.items():
+                run = {"label": f"{at}/{of}", "recipe": name, "set": changed(order, variant, [*values, f"seed={seed}"])}
+                yield run | ({"slow": "end"} if end else {})
+
+
+def changed(order: Order, variant: Variant, values: Sequence[str]) -> list[str]:
+    """What differs from the recipe's base, the method first; of two values for a key, only the one that wins."""
+    tasks = [f"data.tasks={json.dumps(order.tasks)}"] if order.tasks else []
+    wins = {value.partition("=")[0]: value for value in (*tasks, *values, *order.set, *variant.set)}
+    return sorted(wins.values(), key=lambda value: not value.startswith("method="))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("values", nargs="*")
+    parser.add_argument("--seeds", type=int, help="how many; as many as the recipe says")
+    parser.add_argument("--slow-at-the-end", action="store_true")
+    given = parser.parse_intermixed_args()
+    recipe = load(given.recipe)
+    runs = plan(given.recipe, recipe, given.seeds or recipe.seeds, given.values, given.slow_at_the_end)
+    print("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]")
+
+
+if __name__ == "__main__":
+    main()

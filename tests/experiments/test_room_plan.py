@@ -1,0 +1,55 @@
+"""Plans for `benchmarks/room.py` have the runs of a reproduction, and only those that are still to be made."""
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stella.experiments import recipe
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def planned(*given: str) -> list[dict[str, Any]]:
+    command = [sys.executable, str(BENCHMARKS / "room_plan.py"), *given]
+    made: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return made
+
+
+def test_a_plan_has_every_run_of_a_reproduction() -> None:
+    """Each as the reproduction configures it, whatever is given for all of them."""
+    values = ["train.lr=1e-3", "stream.batch_size=32"]
+    runs = planned("table1", "--seeds", "2", *values)
+    expected = {
+        (key, seed): replace(config, seed=seed)
+        for key, config in recipe.runs("table1", values).items()
+        for seed in (0, 1)
+    }
+    assert len(runs) == len(expected) == 2 * 2 * len(recipe.load("table1").variants)
+    for run in runs:
+        found = recipe.run_config(run["recipe"], run["set"])
+        config = expected[run["label"], found.seed]
+        assert run["set"][0] == f"method={config.method}"
+        assert found == config
+    assert [run["label"] for run in runs[: len(runs) // 2]] == list(dict.fromkeys(run["label"] for run in runs))
+
+
+def test_development_keeps_its_seeds_and_slow_weights_may_wait() -> None:
+    runs = planned("room", "--slow-at-the-end")
+    assert {recipe.run_config(run["recipe"], run["set"]).seed for run in runs} == {100, 101, 102, 103, 104}
+    assert {run["slow"] for run in runs} == {"end"}
+
+
+def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    room = importlib.import_module("room")
+    plan = [{"label": label, "set": ["method=er", f"seed={seed}"]} for label in ("a", "b") for seed in (1, 10)]
+    table = tmp_path / "results.csv"
+    assert room.missing(plan, [table]) == plan  # not there yet
+    table.write_text("name,method,seed\na,er,10\nb,er,1\n")
+    assert room.missing(plan, [table]) == [plan[0], plan[3]]
