@@ -9,8 +9,8 @@ last task alone. With --runs FOLDER every run leaves FOLDER/RECIPE/LABEL/seed-N 
 recipe keeps them: `stella reproduce RECIPE --out FOLDER` finds it finished. `room_plan.py` makes a plan of a recipe,
 `room_rows.py` adds results to a table; --done leaves out the runs that a table has.
 
-Processes share the clips' memory and claim runs by files in OUT.jsonl.claims; several calls may share a plan. `room_gpu.sh`
-starts MPS and sets what it needs. A process can train several runs at a time, each on a CUDA stream of
+Processes share the clips' memory and claim runs by files in OUT.jsonl.claims; several calls may share a plan.
+`room_gpu.sh` starts MPS and sets what it needs. A process can train several runs at a time, each on a CUDA stream of
 its own. A run that finds no memory is tried again later. Training is the package's own `Trainer`; only the stream (the
 same clips in the same order, from spectrograms made once) and the evaluation (several galleries from one embedding) are
 here. An H200 takes 265 steps of `tiny` a second in twelve processes; compiled 445, after 100 s of compiling.

@@ -192,7 +192,7 @@ def compare(out: Path, processes: int, *values: str) -> list[str]:
 @pytest.mark.slow
 def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an error in one of them is the comparison's."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # as each of two processes: it decides how sums are rounded
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # as each process has: it changes rounding
     one, two = tmp_path / "one", tmp_path / "two"
     config = run_config("scenes", list(MINIATURE))
     run_all({method: replace(config, method=method) for method in ("finetune", "er")}, [0], one, QUIET)
