@@ -19,7 +19,7 @@ def learn(
         list[str] | None,
         typer.Argument(
             metavar="SRC… KEY=VALUE…",
-            help="Folders of videos, shards or packed clips; and, in the first call, values over the defaults.",
+            help="Folders of videos, shards or packed clips, tar files; in the first call, values over the defaults.",
         ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe of a new learner.", show_default="none")] = None,
@@ -80,7 +80,7 @@ def learn(
         (loop.accept if accept else loop.drop)(home, console)
     else:
         if not sources:
-            raise StellaError("give at least one folder to learn from: stella learn HOME SRC…")
+            raise StellaError("give at least one folder or archive to learn from: stella learn HOME SRC…")
         if run and (left_out := [*values, *([f"--recipe {recipe}"] if recipe else [])]):
             raise StellaError(f"--from {run} takes the values of that run; leave {', '.join(left_out)} out")
         base = there.settings if there.exists else Settings()

@@ -1,4 +1,4 @@
-"""What arrives: the clips in folders of videos, of shards and of packed arrays.
+"""What arrives: the clips in folders of videos, of shards and of packed arrays, and in tar archives of videos.
 
 An item says where a clip lies and what it holds, so that each is learnt once: a file that was renamed or copied is
 known by its content, and a file that could not be used counts as new when its content has changed.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stella.clip import MIDDLE, Clip, Source, Windowed, location_of, same_stamp
+from stella.data.archives.members import TAR, Place, list_videos, readable
 from stella.data.archives.tar import ARCHIVE
 from stella.data.folder import VIDEO_SUFFIXES, find_videos, walk
 from stella.data.packed import Packed
@@ -33,8 +34,8 @@ class GoneError(StellaError):
 
 @dataclass(frozen=True)
 class Item:
-    root: str  # the folder that was given
-    path: str  # below it: of the video, or of the folder of shards or packed clips
+    root: str  # the folder or archive that was given
+    path: str  # below it: of the video (in an archive, ARCHIVE.tar/NAME), or of the folder of shards or packed clips
     clip: str  # its id in that folder; empty for a video
     recording: str
     stamp: str  # of its content
@@ -77,7 +78,12 @@ class Scanner:
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
 
     def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
-        """All new items of a folder in order, each with a signature that changes while it is being written."""
+        """All new items of a folder or archive in order, with signatures that change while they are being written."""
+        found = self._archive(root, Path(root), seen) if Path(root).is_file() else self._folders(root, seen)
+        order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
+        return [(item, signature) for item, signature in order if item not in seen]
+
+    def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         found: list[tuple[Item, Signature]] = []
         for folder, subfolders, names in walk(Path(root), self._cannot):
             subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
@@ -89,8 +95,9 @@ class Scanner:
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     found += self._video(root, folder / name, seen)
-        order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(item, signature) for item, signature in order if item not in seen]
+                elif ARCHIVE.fullmatch(name):
+                    found += self._archive(root, folder / name, seen)
+        return found
 
     def _video(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
         item = Item(root, path.relative_to(root).as_posix(), "", path.relative_to(root).as_posix(), "")
@@ -106,6 +113,27 @@ class Scanner:
             self._cannot(error)
             return []
         return [(replace(item, stamp=self._stamps[path][1]), signature)]
+
+    def _archive(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
+        if not TAR.fullmatch(path.name):
+            self.problems.append(_compressed(path))
+            return []
+        try:
+            status = path.stat()
+            signature, listing = (status.st_size, status.st_mtime_ns), list_videos(path)
+            if not listing.whole:
+                self.problems.append(
+                    f"{path} is damaged or not whole yet; {len(listing.videos):,} videos are found in it"
+                )
+            if self._inside.get(path, ((), []))[0] != signature:
+                names = {(path / name).relative_to(root).as_posix(): place for name, place in listing.videos.items()}
+                items = [(Item(root, name, "", name, ""), place) for name, place in names.items()]
+                new = [(item, place) for item, place in items if item.id not in seen.ids]
+                self._inside[path] = signature, [replace(item, stamp=content(path, place)) for item, place in new]
+        except OSError as error:
+            self._cannot(error)
+            return []
+        return [(item, signature) for item in self._inside[path][1]]
 
     def _inside_of(self, root: str, folder: Path, inner: str) -> list[tuple[Item, Signature]]:
         try:
@@ -125,9 +153,9 @@ class Scanner:
 
 
 def gone(root: str) -> bool:
-    """Whether a folder is not there, or is empty as the place of an unmounted disk is."""
+    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is."""
     try:
-        return next(os.scandir(root), None) is None
+        return not Path(root).is_file() and next(os.scandir(root), None) is None
     except OSError:
         return True
 
@@ -182,7 +210,8 @@ class Videos:
         return self.clip(index)
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
-        return replace(decode(self.root / self.files[index], self.plan, window=window), id=self.files[index])
+        with readable(self.root / self.files[index]) as path:
+            return replace(decode(path, self.plan, window=window), id=self.files[index])
 
     def location(self, index: int) -> str:
         return str(self.root / self.files[index])
@@ -220,32 +249,42 @@ def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
     return source
 
 
-def content(path: Path) -> str:
-    """The length of a file and a hash of both its ends."""
+def content(path: Path, place: Place | None = None) -> str:
+    """The length of a file, or of one that lies in it, and a hash of both its ends."""
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        ends = file.read(SAMPLE)
-        file.seek(max(SAMPLE, size - SAMPLE))
-        ends += file.read(SAMPLE)
-    return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+        place = place or Place(0, os.fstat(file.fileno()).st_size)
+        rest = max(0, place.size - SAMPLE)
+        file.seek(place.start)
+        ends = file.read(min(SAMPLE, place.size))
+        file.seek(place.start + max(SAMPLE, rest))
+        ends += file.read(min(SAMPLE, rest))
+    return f"{place.size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
 
 
 def refuse_empty(root: str) -> None:
     """Before a learner is made whose only folder holds nothing: most likely a wrong path."""
-    if kind_of(root)[0] == "folder":
+    names = (name for _, _, names in walk(Path(root), lambda error: None) for name in names)
+    if kind_of(root)[0] == "folder" and Path(root).is_dir() and not any(map(TAR.fullmatch, names)):
         find_videos(Path(root))
 
 
-def check_folder(root: str) -> None:
+def check_source(root: str) -> None:
     path = Path(root)
-    if not path.is_dir():
-        archive = f"; first make shards of it: stella prepare {root} SHARDS" if ARCHIVE.fullmatch(path.name) else ""
-        raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips{archive}")
+    if path.is_dir() or (path.is_file() and TAR.fullmatch(path.name)):
+        return
+    if path.is_file() and ARCHIVE.fullmatch(path.name):
+        raise StellaError(_compressed(path))
+    raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips, or a tar archive of videos")
+
+
+def _compressed(path: Path) -> str:
+    remedy = f"make shards of it (stella prepare {path} SHARDS), or decompress it"
+    return f"{path} is compressed, so that its videos cannot be read one by one; {remedy}"
 
 
 def kind_of(root: str) -> tuple[str, str]:
     """What a folder holds, as `data.source` names it, and the folder of packed clips or shards, which may be below."""
-    check_folder(root)
+    check_source(root)
     for folder, _, names in walk(Path(root), lambda error: None):
         if "clips.json" in names:
             return "packed", str(folder)

@@ -16,7 +16,7 @@ from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import Line
 from stella.learn.home import Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_folder, gone
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import ENDS, take_over
@@ -93,16 +93,19 @@ def learn(
     watch: Watch | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Learn everything in these folders that is new, in one round or in rounds of at most `clips` clips.
+    """Learn everything in these folders and archives that is new, in one round or in rounds of at most `clips` clips.
 
     A new learner needs `config`, or a finished `run` to go on from; for one that is there `config` is its own
     (`Home.config`) with changes. With `watch` it goes on until a signal comes. SIGTERM and Ctrl-C save what is done
     and stop; the outcome then has an exit code. A round that was interrupted is finished first.
     """
     home, console = Home(root), console or Console()
+    roots = [str(Path(source).absolute()) for source in sources]
+    for source in roots:
+        if not watch or Path(source).exists():
+            check_source(source)
     with home.locked(), Stop() as stop, _full_disk_explained(home.root):
         _opened(home, config, settings, run)
-        roots = [str(Path(source).absolute()) for source in sources]
         learner = Learner(home, console, stop)
         session = Session(learner, roots, epochs)
         try:
@@ -150,8 +153,6 @@ class Session:
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
-        for root in self.roots:
-            check_folder(root)
         while (left := self.learner.go_on()) is not None:
             self._done(left)
         new = [item for item, _ in self._scan(self.home.seen())]
@@ -234,7 +235,7 @@ class Session:
         self.scanner.problems.clear()
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
-            if gone(root) and not Path(root).is_dir():
+            if not Path(root).exists():
                 self._say_once(f"waiting: {root} is not there")
                 continue
             for item, signature in self.scanner.scan(root, seen):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.archives import pack
 from helpers.learning import packed
 
 from stella.data.skipped import Skipped
@@ -74,6 +75,37 @@ def test_long_files_differ_in_their_ends(tmp_path: Path) -> None:
     assert stamps[0] == stamps[2] != stamps[1]
 
 
+def test_videos_in_archives_are_videos(tmp_path: Path) -> None:
+    """The same one is known in a folder and in an archive, and an archive by itself and in its folder."""
+    long = b"x" * 200_000
+    (tmp_path / "loose.mp4").write_bytes(long)
+    archive = pack(tmp_path / "in" / "day.tar", {"a.mp4": b"a", "b/c.mp4": long, "notes.txt": b""})
+    seen = Seen()
+    [loose] = [item for item in new(tmp_path, seen) if item.path == "loose.mp4"]
+    seen.add([loose])
+    [item] = new(tmp_path / "in", seen)
+    assert (item.path, item.recording, item.clip) == ("day.tar/a.mp4", "day.tar/a.mp4", "")
+    [alone] = new(archive, seen)
+    assert (alone.root, alone.path, alone.id, alone.stamp) == (str(archive), "a.mp4", item.id, item.stamp)
+    scanner = Scanner(INPUTS)
+    assert new(archive, seen, scanner) == [alone] and not scanner.problems
+    seen.add([alone])
+    assert new(tmp_path, seen) == new(archive, seen, scanner) == []
+    pack(archive, {"a.mp4": b"changed", "d.mp4": b"d"})
+    [later] = new(archive, seen, scanner)
+    assert later.path == "d.mp4" and not scanner.problems
+    pack(archive, {"d.mp4": b"d", "e.mp4": long}, cut=10_500)
+    assert new(archive, seen, scanner) == [later]
+    assert "damaged or not whole yet; 1 videos are found" in scanner.problems[0]
+
+
+def test_compressed_archives_are_told_of(tmp_path: Path) -> None:
+    pack(tmp_path / "day.tar.gz", {"a.mp4": b"a"})
+    scanner = Scanner(INPUTS)
+    assert new(tmp_path, Seen(), scanner) == []
+    assert f"stella prepare {tmp_path}/day.tar.gz SHARDS" in scanner.problems[0]
+
+
 def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
     packed(tmp_path / "in", (3, 4))
     packed(tmp_path / "in" / "half.tmp", (5,))
@@ -100,7 +132,7 @@ def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path
     write(root / "film.mp4", "film")
     clips = opened(new(root, Seen()), INPUTS)
     (root / "film.mp4").unlink()
-    assert gone(str(root)) and gone(str(tmp_path / "never"))
+    assert gone(str(root)) and gone(str(tmp_path / "never.tar")) and not gone(str(tmp_path / "in" / "something.txt"))
     with pytest.raises(GoneError, match="mount is gone; bring it back"):
         clips[0]
 

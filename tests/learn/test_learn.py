@@ -220,7 +220,7 @@ def test_what_is_no_learner_of_this_version_is_refused_and_left_alone(given: str
         (["in.tar", "--from", "runs/a", "train.lr=1"], "takes the values of that run; leave train.lr=1 out"),
         (["--rollback", "1", "--drop"], "--rollback stands alone: stella learn .*home --rollback; leave out the rest"),
         (["--status", "in.tar"], "--status stands alone"),
-        (["in.tar"], "is not a folder; .* first make shards of it: stella prepare in.tar SHARDS"),
+        (["in.tar"], "in.tar is not a folder; give one of videos, shards or packed clips, or a tar archive of videos"),
     ],
 )
 def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_path: Path) -> None:
