@@ -53,7 +53,7 @@ def missing(plan: list[Run], tables: list[Path]) -> list[Run]:
     """The runs of a plan that no table has."""
     rows = [row for table in tables if table.exists() for row in csv.DictReader(table.open(encoding="utf-8"))]
     done = {(row["name"], f"seed={row['seed']}") for row in rows}
-    return [run for run in plan if not any((run["label"], value) in done for value in run["set"])]
+    return [run for run in plan if not done & {(run["label"], value) for value in run["set"]}]
 
 
 def key_of(config: Any) -> Key:
@@ -90,6 +90,8 @@ class Worker:
                 return
             if not self._tick():
                 time.sleep(0.0005)
+        for _, job in self.jobs:  # out of time: another call may make them
+            self._claim(job.run).unlink()
 
     def _begin(self, number: int, run: Run) -> None:
         """Claim a run, unless another process has or too little time is left."""
@@ -127,8 +129,12 @@ class Worker:
     def _failed(self, number: int, run: Run, error: Exception) -> None:
         """Report a run, or try it again later if it found no memory."""
         self.tries[number] += 1
-        if not isinstance(error, torch.OutOfMemoryError) or self.tries[number] == TRIES:
+        if not isinstance(error, torch.OutOfMemoryError):
             traceback.print_exception(error)
+            return
+        if self.tries[number] == TRIES:
+            traceback.print_exception(error)
+            self._claim(run).unlink()
             return
         error.__traceback__ = None  # it holds the run
         gc.collect()

@@ -18,14 +18,15 @@ def plan(name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool
     for seed in range(recipe.first_seed, recipe.first_seed + seeds):
         for at, order in recipe.orders.items():
             for of, variant in recipe.variants.items():
-                run = {"label": f"{at}/{of}", "recipe": name, "set": changed(order, variant, [*values, f"seed={seed}"])}
+                tasks = json.dumps(recipe.config(at, of, values).data.tasks)
+                given = [*values, f"seed={seed}", *([f"data.tasks={tasks}"] if order.tasks else [])]
+                run = {"label": f"{at}/{of}", "recipe": name, "set": changed(order, variant, given)}
                 yield run | ({"slow": "end"} if end else {})
 
 
 def changed(order: Order, variant: Variant, values: Sequence[str]) -> list[str]:
     """What differs from the recipe's base, the method first; of two values for a key, only the one that wins."""
-    tasks = [f"data.tasks={json.dumps(order.tasks)}"] if order.tasks else []
-    wins = {value.partition("=")[0]: value for value in (*tasks, *values, *order.set, *variant.set)}
+    wins = {value.partition("=")[0]: value for value in (*values, *order.set, *variant.set)}
     return sorted(wins.values(), key=lambda value: not value.startswith("method="))
 
 

@@ -7,9 +7,12 @@ A run that is there already stays as it is: every run of a table is made once.
 
 import argparse
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
+
+from stella.files import write_text
 
 FIELDS = ("name", "method", "seed", "A", "F", "slow_A", "slow_F", "capacity", "steps", "commit", "hardware")
 
@@ -31,16 +34,19 @@ def main() -> None:
     parser.add_argument("--hardware", required=True)
     given = parser.parse_args()
     rows = list(csv.DictReader(given.table.open(encoding="utf-8"))) if given.table.exists() else []
-    there = {(each["name"], each["seed"]) for each in rows}
+    if rows and tuple(rows[0]) != FIELDS:
+        parser.error(f"{given.table} has other columns: {', '.join(rows[0])}")
     made = [row(json.loads(line), given.commit, given.hardware) for line in given.results.read_text().splitlines()]
-    new = [each for each in made if (each["name"], each["seed"]) not in there]
-    ordered = sorted([*rows, *new], key=lambda each: (each["name"], int(each["seed"])))
+    every: dict[tuple[str, int], dict[str, str]] = {}
+    for each in (*rows, *made):
+        every.setdefault((each["name"], int(each["seed"])), each)
+    text = io.StringIO()
+    table = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(every[key] for key in sorted(every))
     given.table.parent.mkdir(parents=True, exist_ok=True)
-    with given.table.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(ordered)
-    print(f"{len(new)} of {len(made)} runs are new; {given.table} has {len(ordered)}")
+    write_text(given.table, text.getvalue())
+    print(f"{len(every) - len(rows)} of {len(made)} runs are new; {given.table} has {len(every)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stella.experiments import recipe
 
@@ -23,7 +24,7 @@ def planned(*given: str) -> list[dict[str, Any]]:
 
 def test_a_plan_has_every_run_of_a_reproduction() -> None:
     """Each as the reproduction configures it, whatever is given for all of them."""
-    values = ["train.lr=1e-3", "stream.batch_size=32"]
+    values = ["train.lr=1e-3", "stream.batch_size=32", 'data.tasks=["task1","task4"]']
     runs = planned("table1", "--seeds", "2", *values)
     expected = {
         (key, seed): replace(config, seed=seed)
@@ -53,3 +54,24 @@ def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path, monkeypatch: pyte
     assert room.missing(plan, [table]) == plan  # not there yet
     table.write_text("name,method,seed\na,er,10\nb,er,1\n")
     assert room.missing(plan, [table]) == [plan[0], plan[3]]
+
+
+def test_a_run_that_is_out_of_time_may_be_made_by_another_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    room = importlib.import_module("room")
+
+    class Endless:
+        def __init__(self, run: dict[str, Any], *_: object) -> None:
+            self.run = run
+
+        def tick(self) -> bool:
+            assert len(list((tmp_path / "out.jsonl.claims").iterdir())) == 1
+            return True
+
+    monkeypatch.setattr(room, "Job", Endless)
+    run = planned("table1", "--seeds", "1")[0]
+    key = room.key_of(room.config_of(run))
+    empty = torch.empty(0)
+    worker = room.Worker([run], {key: ((empty, empty), (empty, empty))}, tmp_path / "out.jsonl", 0.2, None)
+    worker.work(1)
+    assert len(worker.jobs) == 1 and not list((tmp_path / "out.jsonl.claims").iterdir())

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from stella.experiments.results import read_results
 
 TOOL = Path(__file__).parents[2] / "benchmarks" / "room_rows.py"
@@ -24,8 +26,16 @@ def joined(tmp_path: Path, *lines: str) -> str:
     return subprocess.run([sys.executable, str(TOOL), *given], check=True, capture_output=True, text=True).stdout
 
 
+def test_a_table_of_other_columns_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text("name,seed,A,clips\na,1,2,3\n")
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        joined(tmp_path, result(1, 2.0))
+    assert "has other columns: name, seed, A, clips" in error.value.stderr
+    assert (tmp_path / "results.csv").read_text() == "name,seed,A,clips\na,1,2,3\n"
+
+
 def test_rows_are_added_once_and_in_order(tmp_path: Path) -> None:
-    assert joined(tmp_path, result(10, 1.23456)).startswith("1 of 1 runs are new")
+    assert joined(tmp_path, result(10, 1.23456), result(10, 9.0)).startswith("1 of 2 runs are new")
     assert joined(tmp_path, result(2, 3.0), result(10, 7.0)).startswith("1 of 2 runs are new")
     found, _ = read_results(tmp_path / "results.csv", ["original/multitask"])
     rows = found["original/multitask"]

@@ -192,10 +192,12 @@ def compare(out: Path, processes: int, *values: str) -> list[str]:
 @pytest.mark.slow
 def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an error in one of them is the comparison's."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # as each process has: it changes rounding
     one, two = tmp_path / "one", tmp_path / "two"
     config = run_config("scenes", list(MINIATURE))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # as each process has: it changes rounding
     run_all({method: replace(config, method=method) for method in ("finetune", "er")}, [0], one, QUIET)
+    torch.set_num_threads(threads)
     done = CliRunner().invoke(app, compare(two, 2))
     assert done.exit_code == 0, (done.output, done.exception)
     assert "2 of 2: " in done.output and ", seed 0: A " in done.output
