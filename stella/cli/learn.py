@@ -10,10 +10,12 @@ from stella.cli.common import console, say, wide
 from stella.errors import StellaError
 
 NOTHING = "no round is in use yet"
+ALONE = ("status", "rollback", "accept", "drop")  # options that do not learn
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def learn(
+    context: typer.Context,
     home: Annotated[Path, typer.Argument(help="Folder of the learner; the first call makes it.")],
     given: Annotated[
         list[str] | None,
@@ -68,10 +70,7 @@ def learn(
     sources = [word for word in given or [] if "=" not in word or Path(word).exists()]
     values = [word for word in given or [] if word not in sources]
     there = Home(home)
-    asked = {"--status": status, "--rollback": rollback is not None, "--accept": accept, "--drop": drop}
-    chosen = [name for name, wanted in asked.items() if wanted]
-    if chosen and len(chosen) + len(sources) + len(values) > 1:
-        raise StellaError(f"{chosen[0]} stands alone: stella learn {home} {chosen[0]}; leave out the rest")
+    _check_alone(context, home)
     if status:
         wide(130).print(status_table(there))
     elif rollback is not None:
@@ -97,6 +96,18 @@ def learn(
         raise typer.Exit(done.exit_code)
 
 
+def _check_alone(context: typer.Context, home: Path) -> None:
+    """Refuse anything beside an option that does not learn."""
+    sources = {option: context.get_parameter_source(str(option.name)) for option in context.command.params}
+    typed = [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    given = [option for option in typed if option.name != "home"]
+    chosen = next((option for option in given if option.name in ALONE), None)
+    if chosen and len(given) > 1:
+        value = context.params[str(chosen.name)]
+        said = chosen.opts[0] if value is True else f"{chosen.opts[0]} {value}"
+        raise StellaError(f"{chosen.opts[0]} stands alone: stella learn {home} {said}; leave out the rest")
+
+
 def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]) -> Any:
     """The configuration of a new learner, whose sizes follow from the first folder; or that of an old one, changed."""
     from stella.config import build, merged, overridden, to_tree
@@ -114,7 +125,7 @@ def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd])", text)
     if found is None:
         raise StellaError(f"--every {text} must be a number and a unit, such as 90s, 30m, 1h or 1d")
     return float(found[1]) * UNITS[found[2]]

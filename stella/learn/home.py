@@ -15,7 +15,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -92,6 +92,17 @@ class RoundFolder:
         return read_json(self.record) if self.record.exists() else None
 
 
+# What only a stream with an end can have (part, name), and what stands for none.
+ENDS = (("train", "decay", 0.0), ("train", "schedule", "linear"), ("stream", "drop_last", False))
+
+
+def without_end(config: RunConfig) -> RunConfig:
+    """The configuration without what a stream that never ends cannot have."""
+    for of, name, without in ENDS:
+        config = replace(config, **{of: replace(getattr(config, of), **{name: without})})
+    return config
+
+
 def learnt(record: Line) -> int:
     """How many clips a round was trained on: those that could be used."""
     found: int = record["learnt"] if "learnt" in record else record["clips"]
@@ -147,8 +158,9 @@ class Home:
 
     @property
     def config(self) -> RunConfig:
+        """Learners taken over by earlier versions have a schedule with an end; it is left out."""
         try:
-            return build(RunConfig, self._tree["config"])
+            return without_end(build(RunConfig, self._tree["config"]))
         except ConfigError as error:
             raise StellaError(
                 f"{self.root} was made by another version of stella ({error}); use that one, or start a new learner "

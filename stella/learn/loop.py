@@ -15,11 +15,11 @@ from stella import methods
 from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError
 from stella.files import Line
-from stella.learn.home import Home, Settings, learnt
+from stella.learn.home import ENDS, Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
-from stella.learn.takeover import ENDS, take_over
+from stella.learn.takeover import take_over
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.progress import number_of, say
@@ -56,7 +56,8 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
         raise ConfigError(f"method={config.method} trains on all tasks at once; choose one that learns from a stream")
     for of, name, without in ENDS:
         if (value := getattr(getattr(config, of), name)) != without:
-            raise ConfigError(f"{of}.{name}={spelt(value)} needs an end, and a learner's stream has none; leave it out")
+            remedy = f"set {of}.{name}={spelt(without)}"
+            raise ConfigError(f"{of}.{name}={spelt(value)} needs an end, and a learner's stream has none; {remedy}")
     if home.root.exists() and not all(map(_left_by_a_kill, home.root.iterdir())):
         raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
     check(config, unbounded=True)

@@ -111,7 +111,7 @@ def _curves(history: Sequence[Line]) -> Markup:
 def time_labels(first: datetime, last: datetime) -> dict[str, datetime]:
     """What to write below the start, the middle and the end of a time; nothing twice."""
     days = (last - first).total_seconds() / 86400
-    style = "%Y-%m-%d" if days > 365 else "%d %b" if days > 4 else "%d %b %H:%M" if days > 1 else "%H:%M"
+    style = "%Y-%m-%d" if days > 364 else "%d %b" if days > 4 else "%d %b %H:%M" if days > 0.99 else "%H:%M"
     ticks = [first + (last - first) * share for share in (1, 0.5, 0)]
     return {tick.strftime(style): tick for tick in ticks}
 

@@ -321,7 +321,7 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
         "epochs": plan.epochs,
         "clips": plan.clips,
         "learnt": plan.clips - sum(isinstance(id, int) for id in skipped.records),
-        "set_aside": len(plan.held),
+        "set_aside": len(plan.held) - sum(isinstance(id, str) for id in skipped.records),
         "sources": dict(Counter(item.root for item in plan.train)),
         "skipped": skipped.counts,
     }

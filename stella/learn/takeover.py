@@ -14,14 +14,11 @@ from stella.data.views import View, part
 from stella.errors import StellaError
 from stella.files import Line, write_bytes, write_json
 from stella.learn.held import HeldClip, kept, store
-from stella.learn.home import Home, Plan, Settings
+from stella.learn.home import Home, Plan, Settings, without_end
 from stella.learn.items import Item, content
 from stella.runs.config import inputs_of, stored_config
 from stella.runs.folder import RunFolder
 from stella.train.checkpoint import Checkpoints
-
-# What only a stream with an end can have (part, name), and what stands for none.
-ENDS = (("train", "decay", 0.0), ("train", "schedule", "linear"), ("stream", "drop_last", False))
 
 
 def take_over(home: Home, run: Path | str, settings: Settings) -> None:
@@ -53,8 +50,7 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
         home.held.mkdir(exist_ok=True)
         _store(own, plan, source, home, inputs_of(config).duration)
         write_json(there.record, _record(number, plan, f"{run}, {name}"))
-    for of, name, without in ENDS:
-        config = replace(config, **{of: replace(getattr(config, of), **{name: without})})
+    config = without_end(config)
     state["trainer"]["stream"]["plan"]["drop_last"] = config.stream.drop_last
     last = home.round(len(plans))
     last.checkpoints.save(state["trainer"]["counters"]["step"], {"trainer": state["trainer"], "loss": {}})
@@ -66,16 +62,16 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
 
 
 def _items(source: Source, run: Path | str, rendered: str = "") -> list[Item]:
-    """The clips of a source on a disk, which later rounds know again. Of others those with a name in `rendered`."""
+    """The clips of folders, shards and packed arrays, which later rounds know again. Of others those with a name in
+    `rendered`."""
     items = []
     for index in range(len(source)):
         found = source.stored(index) if isinstance(source, View) else None
-        if found is None:
+        stored, inside = found or (None, 0)
+        if not isinstance(stored, Folder | Shards | Packed):
             name = f"{rendered}{index}"
             items.append(Item(str(Path(run).absolute()), "", name, name, ""))
             continue
-        stored, inside = found
-        assert isinstance(stored, Folder | Shards | Packed)
         origin, root = stored.origin(inside), str(stored.root)
         if isinstance(stored, Folder):
             items.append(Item(root, origin.id, "", origin.id, content(Path(root) / origin.id)))

@@ -248,7 +248,7 @@ class Trainer:
         step, warmup = self.counters.step, self.config.warmup_steps
         if self.config.schedule == "cosine" and step > warmup:
             return self.config.lr * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup))) / 2
-        falling, left = self.config.decay * self.steps, max(0, self.steps + 1 - step)
+        falling, left = self.config.decay * self.steps, self.steps + 1 - step
         share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
         return self.config.lr * share
 

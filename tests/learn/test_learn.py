@@ -218,8 +218,13 @@ def test_what_is_no_learner_of_this_version_is_refused_and_left_alone(given: str
     ("given", "message"),
     [
         (["in.tar", "--from", "runs/a", "train.lr=1"], "takes the values of that run; leave train.lr=1 out"),
-        (["--rollback", "1", "--drop"], "--rollback stands alone: stella learn .*home --rollback; leave out the rest"),
-        (["--status", "in.tar"], "--status stands alone"),
+        (
+            ["--rollback", "1", "--drop"],
+            "--rollback stands alone: stella learn .*home --rollback 1; leave out the rest",
+        ),
+        (["--status", "in.tar"], "--status stands alone: stella learn .*home --status;"),
+        (["--guard", "3", "--drop"], "--drop stands alone"),
+        (["in", "--every", "5"], "--every 5 must be a number and a unit"),
         (["in.tar"], "in.tar is not a folder; give one of videos, shards or packed clips, or a tar archive of videos"),
     ],
 )
@@ -233,7 +238,7 @@ def test_what_would_be_ignored_is_refused(given: list[str], message: str, tmp_pa
     ("values", "message"),
     [
         (("method=multitask",), "trains on all tasks at once"),
-        (("train.decay=0.5",), "train.decay=0.5 needs an end"),
+        (("train.decay=0.5",), r"train.decay=0.5 needs an end, .*; set train.decay=0.0"),
         (("train.schedule=cosine",), "train.schedule='cosine' needs"),
         (("stream.drop_last=true",), "stream.drop_last=true needs"),
     ],
@@ -244,6 +249,16 @@ def test_what_needs_an_end_is_refused(
     with pytest.raises(ConfigError, match=message):
         learn(tmp_path / "home", sources, config_for(sources[0], *values), console=quiet())
     assert not (tmp_path / "home").exists()
+
+
+def test_a_learner_that_was_taken_over_with_an_end_has_none(three: Path, tmp_path: Path) -> None:
+    """Earlier versions kept the run's schedule, with which the learning rate is 0 for ever."""
+    home = copy(three, tmp_path / "home")
+    tree = read_json(home / "home.json")
+    tree["config"]["train"] |= {"decay": 0.5, "schedule": "cosine"}
+    write_json(home / "home.json", tree)
+    train = Home(home).config.train
+    assert (train.decay, train.schedule) == (0.0, "linear")
 
 
 def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str], tmp_path: Path) -> None:

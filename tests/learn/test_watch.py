@@ -88,6 +88,16 @@ def test_a_call_that_could_use_nothing_says_so_and_fails(tmp_path: Path) -> None
     assert Home(tmp_path / "home").round(1).skipped.read_text().count("not a media file") == 1
 
 
+def test_a_bad_clip_that_was_to_be_set_aside_is_not_set_aside(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for number in range(6):
+        (root / f"{number}.mp4").write_bytes(b"no video, " + bytes([number]))
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    done = learn(tmp_path / "home", [str(root)], config, Settings(share=0.5), console=quiet())
+    assert Home(tmp_path / "home").plan(1).held and done.rounds[0]["set_aside"] == 0 and done.exit_code == 1
+
+
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
     return Skipped(home.round(number).skipped).records
 
