@@ -43,6 +43,7 @@ Task = Callable[[Any, Tick], Any]
 START_METHOD = "forkserver"
 SILENCE = 20.0  # seconds without a sign of life, between items, after which a worker is replaced
 STARTING = 120.0  # the same for a worker that starts
+AWAY = 5.0  # seconds without a look at the workers, after which their time limits begin anew
 NETWORK = 900.0  # seconds that a download may take
 MOST_WORKERS = 1000
 WORKER_GB = 4.0  # memory that one worker may take; 8K video needs about 2
@@ -83,6 +84,7 @@ class Pool:
         context.set_forkserver_preload([preload])
         self.capacity, self.time_limit = workers * depth, time_limit
         self._deaths: dict[int, int] = {}  # by job: the item at which its worker died
+        self._polled = self._here = time.monotonic()  # when this process last looked, and since when it does
         self._workers: list[_Worker] = []
         try:
             for _ in range(workers):
@@ -110,6 +112,9 @@ class Pool:
         """As `wait`, for half a second at most; None if no job ended."""
         handles = [handle for worker in self._workers for handle in (worker.pipe, worker.process.sentinel)]
         ready = connection.wait(handles, timeout=min(0.5, self.time_limit / 4))
+        now, last, self._polled = time.monotonic(), self._polled, time.monotonic()
+        if now - last > AWAY:  # this process was busy, or stopped, and then its workers may have been too
+            self._here = now
         for position, worker in enumerate(self._workers):
             if event := self._poll(position, worker, worker.pipe in ready, worker.process.sentinel in ready):
                 self._deaths.pop(event.key, None)
@@ -126,9 +131,10 @@ class Pool:
         if ended:
             return self._replace(position, worker, hung=False)
         status = worker.status()
-        if status.item >= 0 and time.monotonic() - status.since > self.time_limit:
+        since = max(status.since, self._here)
+        if status.item >= 0 and time.monotonic() - since > self.time_limit:
             return self._replace(position, worker, hung=True, seen=status)
-        if worker.silent(status):  # stopped from outside, for example
+        if worker.silent(status.item, since):  # stopped from outside, for example
             return self._replace(position, worker, hung=False, seen=status)
         return None
 
@@ -207,10 +213,10 @@ class _Worker:
         key, item, since = self._status
         return _Status(int(key), int(item), since)
 
-    def silent(self, status: "_Status") -> bool:
-        """Whether it has something to do, no item in progress, and shows no sign of life."""
-        last = max(self._asked, status.since)
-        idle = bool(self.jobs) and status.item < 0
+    def silent(self, item: int, since: float) -> bool:
+        """Whether it has something to do, no item in progress, and has shown no sign of life for long."""
+        last = max(self._asked, since)
+        idle = bool(self.jobs) and item < 0
         return idle and time.monotonic() - last > (SILENCE if self.started else STARTING)
 
     def receive(self) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stella import embed
 from stella.clip import SAMPLE_RATE
-from stella.data.workers import Tick
+from stella.data.workers import Tick, not_counted
 from stella.embed import Maps, Model
 from stella.errors import ClipError, StellaError, skippable
 from stella.media.arrays import frame_windows, sound_windows
@@ -50,7 +50,8 @@ class Job(Protocol):
 def work(job: Job, tick: Tick) -> Any:
     """The job's result or a `Refusal`. The time limit begins when the model is there."""
     try:
-        model = _model(job.weights) if job.weights else None
+        with not_counted():
+            model = _model(job.weights) if job.weights else None
         tick(0)
         with skippable("the file"):
             return job.do(model)

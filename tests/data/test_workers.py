@@ -73,6 +73,16 @@ def test_waiting_for_a_network_is_not_the_clip_s_fault(monkeypatch: pytest.Monke
     assert isinstance(late, Lost) and late.hung
 
 
+def test_workers_that_were_stopped_with_this_process_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z: for as long, nobody looked at them."""
+    monkeypatch.setattr(workers, "AWAY", 0.6)
+    with closing(Pool(wait, 1, 1, 1.0)) as pool:
+        pool.submit(0, "clip")
+        time.sleep(1.2)
+        event = pool.wait()
+        assert isinstance(event, Done) and event.result == "clip"
+
+
 def stop_once(flag: Path, tick: Any) -> str:
     """Stops itself, as a signal from outside would, in a job and not at an item."""
     if not flag.exists():

@@ -3,11 +3,15 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.served import misbehave
 
+from stella.serve import work as work_module
 from stella.serve.answers import HttpError
 from stella.serve.jobs import Jobs
 from stella.serve.served import Cache
@@ -154,3 +158,20 @@ def test_what_is_made_for_a_moment_is_made_once_and_forgotten_when_there_is_too_
                 await cache.get("d", fail)
 
     asyncio.run(check())
+
+
+def test_the_time_that_a_model_takes_to_load_is_not_the_file_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a worker that loads one is no silent worker."""
+    said: list[Any] = []
+
+    @contextmanager
+    def not_counted() -> Iterator[None]:
+        said.append("begin")
+        yield
+        said.append("end")
+
+    monkeypatch.setattr(work_module, "not_counted", not_counted)
+    monkeypatch.setattr(work_module, "_model", lambda weights: said.append(weights))
+    job: Any = SimpleNamespace(weights="weights", do=lambda model: said.append("do"))
+    work_module.work(job, said.append)
+    assert said == ["begin", "weights", "end", 0, "do"]
