@@ -230,7 +230,8 @@ class CAV(nn.Module):
 
     def input_v(self, patches: Patches) -> Tensor:
         """Normalised video patch values [B, K, patch]."""
-        return self._normalise_channels_last(patches.values.view(*patches.values.shape[:2], -1, 3)).flatten(2)
+        clips, count, size = patches.values.shape  # not -1 below: there may be no clips
+        return self._normalise_channels_last(patches.values.view(clips, count, size // 3, 3)).flatten(2)
 
     # ---- encoders
 
