@@ -131,16 +131,15 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 def bench_configs(methods: Sequence[str], batches: Sequence[int], values: Sequence[str]) -> dict[str, RunConfig]:
     """Each method at each batch size, validated; `values` are overrides for all of them.
 
-    Inputs have the sizes of the preset, or those of the data if `values` name any.
+    Inputs have the sizes of the preset, or those of the data if `values` choose others.
     """
-    sized = settle if any(value.startswith("data.") for value in values) else lambda config: config
     made = {
-        f"{method}, batch {size}": sized(
-            resolve(RunConfig, None, [*values, f"method={method}", f"stream.batch_size={size}"])
-        )
+        f"{method}, batch {size}": resolve(RunConfig, None, [*values, f"method={method}", f"stream.batch_size={size}"])
         for size in batches
         for method in methods
     }
+    usual = RunConfig().data.inputs()
+    made = {name: settle(config) if config.data.inputs() != usual else config for name, config in made.items()}
     if not made:
         raise StellaError("nothing to measure: give at least one method and one batch size")
     for config in made.values():

@@ -77,6 +77,7 @@ def _load(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise ConfigError(f"{file} cannot be imported ({type(error).__name__}: {error}); correct it") from error
     return module
 

@@ -88,7 +88,8 @@ def adam_step(
     states = [optimizer.state.get(p, {}) for p in parameters]
     step = 1 + (states[0]["step"] if states and states[0] else torch.zeros((), device=gradients[0].device))
     apart = isinstance(optimizer, torch.optim.AdamW)  # weight decay apart from the gradient
-    grads = torch._foreach_add(list(gradients), list(parameters), alpha=0.0 if apart else group["weight_decay"])
+    decay, now = group["weight_decay"], list[Tensor](parameters)
+    grads = list(gradients) if apart else torch._foreach_add(list(gradients), now, alpha=decay)
     m = torch._foreach_mul(grads, 1 - beta1)
     v = torch._foreach_mul(grads, grads)
     torch._foreach_mul_(v, 1 - beta2)
@@ -102,5 +103,5 @@ def adam_step(
     torch._foreach_add_(v, eps)
     torch._foreach_div_(m, v)
     torch._foreach_mul_(m, -lr / (1 - beta1**step))
-    kept = [p * (1 - lr * group["weight_decay"]) for p in parameters] if apart else list(parameters)
+    kept = torch._foreach_mul(now, 1 - lr * decay) if apart else now
     return list(torch._foreach_add(kept, m))

@@ -193,8 +193,15 @@ def test_processes_that_start_together_measure_one_at_a_time(monkeypatch: pytest
     assert len(spans) == 2 and all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
-def test_inputs_have_the_sizes_of_the_preset_or_of_the_data() -> None:
-    for values, pixels, frames in (((), 96, 256), (("data.size=scenes-full",), 224, 1024)):
-        config = bench_configs(["er"], [4], ["model.preset=small", "memory.clips=8", *values])["er, batch 4"]
-        sizes = model_config(config)
-        assert (sizes.image_size, sizes.spec_frames, config.stream.batch_size) == (pixels, frames, 4)
+@pytest.mark.parametrize(
+    ("preset", "value", "pixels", "frames"),
+    [
+        ("small", "data.clips=400", 96, 256),
+        ("small", "data.size=scenes-full", 224, 1024),
+        ("base", "data.clips=400", 224, 1024),
+    ],
+)
+def test_inputs_have_the_sizes_of_the_preset_or_of_the_data(preset: str, value: str, pixels: int, frames: int) -> None:
+    config = bench_configs(["er"], [4], [f"model.preset={preset}", "memory.clips=8", value])["er, batch 4"]
+    sizes = model_config(config)
+    assert (sizes.image_size, sizes.spec_frames, config.stream.batch_size) == (pixels, frames, 4)

@@ -138,6 +138,12 @@ def test_whole_videos_beside_a_list_are_read_where_it_says(tmp_path: Path) -> No
     for index in (2, 3):
         with pytest.raises(ClipError, match="ambiguous name"):
             source[index]
+    (tmp_path / "a cut").mkdir()
+    for name, level in (("b_000007", 200), ("b_000009", 220)):  # found before b.mp4, and meant
+        write(tmp_path / "a cut" / f"{name}.mp4", [level_frame(level)] * 10, tone(10.0, 16_000), fps=1)
+    [(_, source)] = VGGSoundConfig(path=str(tmp_path), pixels=32, duration=2.0).train_tasks()
+    levels = {source[i].id: float(source[i].video.float().mean()) for i in range(4)}
+    assert levels["b_000007"] == pytest.approx(200, abs=6) and levels["b_000009"] == pytest.approx(220, abs=6)
 
 
 def test_shards_without_a_list_are_refused(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ class ListedConfig(SizedConfig):
             )
         root = Path(place)
         wanted = Wanted(self._rows(root, lists))
-        found = {row.id: (file, row, n) for file in find_videos(root) for row, n in wanted.find(Path(file).stem)}
+        clips = [(file, row, n) for file in find_videos(root) for row, n in wanted.find(Path(file).stem)]
+        found = {row.id: (file, row, n) for file, row, n in sorted(clips, key=lambda each: -each[2])}  # a cut one wins
         items = [Item(row.id, root / file, class_in(row, self.benchmark)[0]) for file, row, _ in found.values()]
         rows = [(row, of_video) for _, row, of_video in found.values()]
         return Known(Listed(items, self.inputs().plan(), rows), [row for row, _ in rows])
