@@ -64,6 +64,15 @@ def is_learner(name: Path | str) -> bool:
     return (Path(name) / "home.json").is_file()
 
 
+def kept_weights(home: Path | str, fingerprint: str) -> Path | None:
+    """The weights of a state of a learner, which keeps those of its last rounds; None if they are gone."""
+    for path in sorted(Path(home).glob("rounds/*/embeddings.pt"), reverse=True):
+        file = path.with_name("model.safetensors")
+        if file.exists() and Measured.read(path).fingerprint == fingerprint:
+            return file
+    return None
+
+
 def translation(home: Path | str, query: str, to: str) -> Tensor:
     """R that carries embeddings by one state of a learner into the space of another: `query @ R`.
 

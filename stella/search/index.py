@@ -20,6 +20,7 @@ from torch import Tensor
 from stella import embed
 from stella.data.prepare import progress_bar
 from stella.embed import Model
+from stella.embed.translate import kept_weights
 from stella.errors import StellaError
 from stella.files import lock
 from stella.search import asked as asked_for
@@ -130,6 +131,7 @@ class Index:
         """The model for queries: the given one, or the one that made the index.
 
         Of another version only a state of the learner that made the index is taken, if its queries can be translated.
+        If they cannot, the state that made the index answers as long as its weights are kept.
         """
         with closing(Catalogue(self.path)) as catalogue:
             serving, answering = _serving(catalogue, self.path), catalogue.answering()
@@ -138,10 +140,10 @@ class Index:
         chosen = given if given is not None else serving.origin
         found = load(chosen, device) if isinstance(chosen, Path | str) else chosen
         if found.fingerprint != serving.fingerprint and not self._translations.possible(found.fingerprint, answering):
-            raise StellaError(
-                f"{chosen} is version {found.fingerprint[:12]} and {self.path} was made by "
-                f"{serving.fingerprint[:12]}, whose vectors cannot be compared; run: stella index {self.path} --refresh"
-            )
+            kept = None if given is not None else kept_weights(serving.origin, serving.fingerprint)
+            if kept is None:
+                raise StellaError(_another_version(self.path, chosen, given is not None))
+            found = load(kept, device)
         self._model = found
         return found
 
@@ -278,14 +280,14 @@ class Index:
         translated = [hit.place for hit in hits if hit.place[0] in stale]
         if translated:
             asked_for.note(self.path, files_of(catalogue, translated))
-            note = ". ".join(each for each in (note, _translated(len(translated), len(hits))) if each)
+            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.path)) if each)
         return hits, derived is None, note
 
 
-def _translated(stale: int, every: int) -> str:
+def _translated(stale: int, every: int, index: Path) -> str:
     return (
         f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
-        "translated; for exact answers run stella index --refresh"
+        f"translated; for exact answers run stella index {index} --refresh"
     )
 
 
@@ -315,3 +317,13 @@ def _answering(catalogue: Catalogue, root: Path) -> list[ModelRow]:
 
 def _serving(catalogue: Catalogue, root: Path) -> ModelRow:
     return _answering(catalogue, root)[0]
+
+
+def _another_version(index: Path, model: Model | Path | str, given: bool) -> str:
+    name = model if isinstance(model, Path | str) else "this model"
+    refresh = f"embed all files again: stella index {index} --refresh"
+    if given:
+        return (
+            f"the vectors of {index} were made by another model than {name}; leave it out, or {refresh} --model {name}"
+        )
+    return f"{name} has changed since it made the vectors of {index}, and its queries do not fit them; {refresh}"

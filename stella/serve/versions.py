@@ -72,7 +72,8 @@ class Versions:
             return ""
         home = _home(name)
         what = f"the model has gone on learning (round {home.current})" if home else "the model has changed"
-        return f"{what}, and this index is of an older version; bring it up to date with: stella index --refresh"
+        command = f"stella index {self.index.path.name} --refresh"  # on the page: no folders
+        return f"{what}, and this index is of an older version; bring it up to date with: {command}"
 
     def _fingerprint(self, file: Path) -> str:
         try:

@@ -140,7 +140,7 @@ def test_two_models_are_never_mixed_and_a_refresh_switches_at_the_end(
     old, two = content(index.path), FakeModel("two", dim=12)
     with pytest.raises(StellaError, match="all its vectors are stale; add --refresh"):
         index.update(source, model=two)
-    with pytest.raises(StellaError, match="cannot be compared; run: stella index"):
+    with pytest.raises(StellaError, match="were made by another model than this model; leave it out"):
         index.search(str(source / "dogs/a.mp4"), model=two)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(MediaFolder, "embed", _fails_after(MediaFolder.embed, 2))

@@ -67,7 +67,7 @@ def test_index_and_search_on_the_command_line(folder: Path) -> None:
         (["search", "index", "src/mute.mp4", "--by", "audio"], "no audio track"),
         (
             ["search", "index", "src/bell.wav", "--model", "two"],
-            "cannot be compared; run: stella index index --refresh",
+            "another model than two; leave it out, or embed all files again: stella index index --refresh --model two",
         ),
         (["index", "nowhere", "index"], "nowhere is not a folder"),
         (["index", "src", "index", "--model", "two"], "all its vectors are stale; add --refresh"),

@@ -157,7 +157,9 @@ def test_without_common_clips_the_index_is_stale(tmp_path: Path, learner: Learne
     learner.learn()
     for path in learner.home.glob("rounds/000002/embeddings.pt"):
         path.unlink()
-    with pytest.raises(StellaError, match="cannot be compared; run: stella index"):
+    with pytest.raises(
+        StellaError, match=r"has changed since it made the vectors of .*; embed all files again: stella index"
+    ):
         Index(index.path).search(videos / "a.mp4")
     with pytest.raises(StellaError, match="add --refresh"):
         Index(index.path).update()
@@ -171,3 +173,22 @@ def test_who_may_only_read_leaves_no_trace(tmp_path: Path) -> None:
     asked.note(tmp_path, [1, 2])
     asked.note(tmp_path, [2])
     assert asked.counts(tmp_path) == {1: 1, 2: 2}
+
+
+def test_without_a_translation_the_state_that_made_the_index_answers_while_it_is_kept(
+    tmp_path: Path, learner: Learner, videos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(tmp_path / "index")
+    index.update(videos, model=learner.home)
+    before = found(index, videos)
+    learner.learn()
+    for path in learner.home.glob("rounds/000003/embeddings.pt"):  # too few clips in common
+        Measured("state 2", ["another"], torch.ones(1, DIM), torch.ones(1, DIM)).write(path)
+    weights = learner.home / "rounds" / "000002" / "model.safetensors"
+    weights.touch()
+    states = learner.states
+    monkeypatch.setattr(module, "load", lambda what, device=None: states[1] if Path(what) == weights else states[2])
+    assert found(Index(index.path), videos) == before
+    weights.unlink()
+    with pytest.raises(StellaError, match="embed all files again"):
+        Index(index.path).search(videos / "a.mp4")

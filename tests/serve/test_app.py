@@ -284,7 +284,7 @@ def test_a_model_that_goes_on_learning_is_noticed(tmp_path: Path, root: Path, in
     (home / "next").replace(home / "current")
     assert versions.look().weights == old.weights and "gone on learning (round 2)" in versions.now.stale
     assert Versions(made).now == versions.now  # also after a restart
-    with pytest.raises(StellaError, match="cannot be compared"):
+    with pytest.raises(StellaError, match="were made by another model"):
         made.model(home)
     moment = made.moment(made.search(torch.ones(stella.load(home).dim), 1, to="audio").hits[0].place)
     made.update(refresh=True, model=home)
