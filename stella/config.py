@@ -15,13 +15,20 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from stella.errors import ConfigError
 
 T = TypeVar("T")
+
+
+class UnknownKeyError(ConfigError):
+    def __init__(self, path: str, key: str, names: Sequence[str]) -> None:
+        known = f"known: {', '.join(names)}" if names else "there are none here"
+        super().__init__(f"unknown key {path}{key}{nearest(key, names, path)} ({known})")
+        self.path, self.key = path, key
 
 
 def resolve(cls: type[T], file: Path | str | None = None, overrides: Sequence[str] = ()) -> T:
@@ -41,10 +48,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
     """A dataclass from a tree of plain values, checked key by key."""
     hints, names, absent = typing.get_type_hints(cls), _names(cls), dataclasses.MISSING
-    for key in tree:
-        if key not in names:
-            raise ConfigError(f"unknown key {path}{key}: {_nearest(key, names, path)} (known: {', '.join(names)})")
-    values = {key: convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
+    try:
+        for key in tree:
+            if key not in names:
+                raise UnknownKeyError(path, key, names)
+        values = {key: convert(value, hints[key], f"{path}{key}") for key, value in tree.items()}
+    except UnknownKeyError as error:
+        if path or not (elsewhere := _paths(cls, error.key)):
+            raise
+        found = " or ".join(elsewhere)
+        raise ConfigError(f"unknown key {error.path}{error.key}: did you mean {found}?") from error
     fields = [f for f in dataclasses.fields(cast(Any, cls)) if f.init and f.name not in values]
     if missing := [f"{path}{f.name}" for f in fields if f.default is absent and f.default_factory is absent]:
         raise ConfigError(f"{path.rstrip('.') or 'this table'} is incomplete: add {', '.join(missing)}")
@@ -55,9 +68,20 @@ def _names(cls: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(cls) if f.init]
 
 
-def _nearest(name: str, names: Sequence[str], path: str = "") -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    return f"did you mean {path}{near[0]}?" if near else "there are no keys here"
+def nearest(name: str, names: Iterable[str], path: str = "") -> str:
+    """A question that names the one which was meant, if one of them is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f": did you mean {path}{near[0]}?" if near else ""
+
+
+def _paths(cls: Any, key: str, path: str = "") -> list[str]:
+    """Where a configuration has a key of this name."""
+    hints, found = typing.get_type_hints(cls), [path + key] if path and key in _names(cls) else []
+    for name in _names(cls):
+        for kind in (hints[name], *typing.get_args(hints[name])):
+            if dataclasses.is_dataclass(kind):
+                found += _paths(kind, key, f"{path}{name}.")
+    return list(dict.fromkeys(found))
 
 
 def to_tree(config: Any) -> Any:
@@ -94,17 +118,21 @@ def overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
-            raise ConfigError(f"override {override!r} is not of the form key.sub=value")
+            raise ConfigError(f"{override!r} is not of the form key.sub=value, such as train.lr=1e-4")
         table, (*parents, leaf) = tree, key.split(".")
         for parent in parents:
             table = table.setdefault(parent, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {parent} is a value, not a table; it has no sub-keys")
-        try:
-            table[leaf] = tomllib.loads(f"v = {text}")["v"]
-        except ValueError:  # anything else is a string, so quotes may be left out
-            table[leaf] = text
+        table[leaf] = _value(text)
     return tree
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except ValueError:  # anything else is a string, so quotes may be left out
+        return text
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
@@ -115,7 +143,10 @@ def convert(value: Any, hint: Any, path: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        raise ConfigError(f"{path} must be one of {', '.join(map(repr, args))}, not {spelt(value)}")
+        choices = args[0] if len(args) == 1 else f"one of {', '.join(args)}"
+        raise ConfigError(f"{path} must be {choices}, not {spelt(value)}")
+    if origin is tuple and isinstance(value, str):  # on a command line: task1,task2
+        value = [_value(each.strip()) for each in value.split(",")]
     if origin is tuple and isinstance(value, list | tuple):
         kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else list(args)
         if len(kinds) != len(value):
@@ -170,8 +201,8 @@ def _convert_table(tree: Any, kinds: Sequence[Any], path: str) -> Any:
     by_tag = {str(dataclasses.fields(kind)[0].default): kind for kind in kinds}
     chosen = tree.get(tag, next(iter(by_tag)))
     if chosen not in list(by_tag):
-        nearest = _nearest(str(chosen), list(by_tag))
-        raise ConfigError(f"unknown {path}.{tag}={chosen!r}: {nearest} (known: {', '.join(by_tag)})")
+        near = nearest(str(chosen), list(by_tag))
+        raise ConfigError(f"unknown {path}.{tag}={chosen!r}{near} (known: {', '.join(by_tag)})")
     for key in tree:
         owners = [name for name, kind in by_tag.items() if key in _names(kind)]
         if owners and chosen not in owners:
@@ -185,4 +216,4 @@ def _convert_table(tree: Any, kinds: Sequence[Any], path: str) -> Any:
 def _describe(hint: Any) -> str:
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
     kind = typing.get_origin(hint) or hint
-    return names.get(hint) or {tuple: "a list such as ['a', 'b']", dict: "a table"}.get(kind, "another kind of value")
+    return names.get(hint) or {tuple: "a list such as a,b", dict: "a table"}.get(kind, "another kind of value")

@@ -68,7 +68,7 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("seed=true", "seed must be an integer"),
         ("fast=1", "fast must be true or false"),
         ("train.lr=high", "train.lr must be a number, not 'high'"),
-        ("train.kind=rmsprop", "'adam', 'sgd'"),
+        ("train.kind=rmsprop", "one of adam, sgd"),
         ("train.betas=[1]", "train.betas must have 2 entries, not 1"),
         ('train.betas=[1,"x"]', "train.betas[1] must be a number"),
         ("train=5", "train must be a table"),
@@ -145,3 +145,26 @@ def test_what_does_not_fit_the_chosen_dataclass_is_refused(overrides: list[str],
     with pytest.raises(ConfigError) as refusal:
         resolve(Drawing, overrides=overrides)
     assert said in str(refusal.value)
+
+
+def test_a_key_of_another_table_is_named() -> None:
+    from stella.runs.config import RunConfig
+
+    for override, said in (
+        ("lr=1", "train.lr?"),
+        ("train.epochs=1", "stream.epochs?"),
+        ("clips=1", "data.clips or memory"),
+    ):
+        with pytest.raises(ConfigError, match="did you mean") as error:
+            resolve(RunConfig, None, [override])
+        assert f"did you mean {said}" in str(error.value)
+    with pytest.raises(ConfigError, match=r"unknown key foo \(known: seed, "):
+        resolve(RunConfig, None, ["foo=1"])
+
+
+def test_lists_need_no_brackets() -> None:
+    from stella.runs.config import RunConfig
+
+    for text in ("task2,task1", "task2, task1", '["task2", "task1"]'):
+        assert resolve(RunConfig, None, [f"data.tasks={text}"]).data.tasks == ("task2", "task1")
+    assert resolve(RunConfig, None, ["data.tasks=task3"]).data.tasks == ("task3",)

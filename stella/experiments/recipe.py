@@ -5,14 +5,13 @@ other's run configuration; the recipe's own keys are merged over it. The keys of
 orders, dataset, speed, seeds, initial …) are not inherited.
 """
 
-import difflib
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, merged, overridden, read_toml
+from stella.config import build, merged, nearest, overridden, read_toml
 from stella.data.config import keys_of
 from stella.data.scenes import ScenesConfig
 from stella.errors import ConfigError
@@ -152,9 +151,8 @@ def find(recipe: str, beside: Path) -> Path:
     if "/" in recipe or "\\" in recipe or recipe.endswith(".toml"):
         return beside / recipe
     if recipe not in known:
-        near = difflib.get_close_matches(recipe, known, n=1, cutoff=0.0)
         raise ConfigError(
-            f"no recipe is called {recipe!r}: did you mean {near[0]}? (known: {', '.join(known)}; "
+            f"no recipe is called {recipe!r}{nearest(recipe, known)} (known: {', '.join(known)}; "
             "the path of your own ends in .toml)"
         )
     return RECIPES / f"{recipe}.toml"
@@ -172,8 +170,7 @@ def read(recipe: str, heirs: tuple[Path, ...] = ()) -> Tree:
     known = [*OF_A_REPRODUCTION, *OF_A_RUN, "like"]
     for key in tree:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown key {key} in {path}: did you mean {near}? (known: {', '.join(known)})")
+            raise ConfigError(f"unknown key {key} in {path}{nearest(key, known)} (known: {', '.join(known)})")
     if like is None:
         return tree
     if not isinstance(like, str):

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from stella.config import build as build_config
+from stella.config import nearest
 from stella.errors import ConfigError
 from stella.files import encoded
 from stella.methods.base import Losses, MemoryConfig, Method, ObjectiveConfig
@@ -58,7 +59,8 @@ def find(name: str) -> type[Method]:
         return METHODS[name]
     file, colon, title = name.rpartition(":")
     if not colon or not file.endswith(".py"):
-        raise ConfigError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}, or FILE.py:CLASS")
+        near = nearest(name, METHODS)
+        raise ConfigError(f"unknown method {name!r}{near} (known: {', '.join(METHODS)}, or FILE.py:CLASS)")
     found = getattr(_load(Path(file).absolute()), title, None)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"{file} has no class {title} derived from stella.methods.Method; name one that it has")

@@ -167,7 +167,7 @@ def test_a_share_that_holds_out_too_few_is_refused_with_one_that_does_not(folder
     [
         (["data.source=folder"], "data.source=folder needs clips of your own: set data.path=FOLDER"),
         (["data.source=packed"], "data.source=packed needs clips of your own"),
-        (["data.source=videos"], "unknown data.source='videos': did you mean"),
+        (["data.source=videos"], r"unknown data.source='videos' \(known: scenes, folder"),
         (["data.source=shard"], r"did you mean shards\? \(known: scenes, folder, shards, packed, ave"),
         (["data.path=x"], "is not a key of data.source=scenes; .* set data.source to folder or shards or packed"),
         (["data.source=folder", "data.path=x", "data.clips=5"], "data.clips is not a key of data.source=folder"),

@@ -126,7 +126,7 @@ def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
             r"second: unknown key args\.beta: finetune takes no arguments; leave it out",
         ),
         (["method=stella", "args.betta=1"], r"second: unknown key args\.betta: did you mean args\.beta\?"),
-        (["method=stela"], r"second: unknown method 'stela'; choose one of"),
+        (["method=stela"], r"second: unknown method 'stela': did you mean stella"),
         (["memory.clips=1000000000", "stream.epochs=1000000000"], r"second: the rehearsal memory would take .* free"),
         (["memory.bytes=10"], r"second: the memory's size is given as clips=7 and bytes=10"),
         (["stream.size=64"], r"second: stream\.size=64 must be 32"),

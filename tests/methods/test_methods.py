@@ -188,7 +188,7 @@ NAN = float("nan")
 
 
 def test_an_unknown_method_fails_with_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"unknown method 'stela'; choose one of .*finetune, er, .*derpp"):
+    with pytest.raises(ConfigError, match=r"unknown method 'stela': did you mean stella\? \(known: .*er, .*derpp"):
         method("stela")
 
 
@@ -214,9 +214,9 @@ def test_nonsense_is_refused_by_name(name: str, wrong: dict[str, float]) -> None
 def test_wrong_hyper_parameters_fail_with_their_key() -> None:
     with pytest.raises(ConfigError, match=r"unknown key args\.alfa: did you mean args\.alpha"):
         method("derpp", alfa=1)
-    with pytest.raises(ConfigError, match=r"unknown key args\.alpha: there are no keys here"):
+    with pytest.raises(ConfigError, match=r"unknown key args\.alpha \(there are none here"):
         method("finetune", alpha=1)
-    with pytest.raises(ConfigError, match=r"args\.audio must be one of 'time', 'frequency', 'free'"):
+    with pytest.raises(ConfigError, match=r"args\.audio must be one of time, frequency, free"):
         method("stella", audio="tempo")
     for name in ("stella", "stella_plus", "random", "mats", "chorus"):
         with pytest.raises(ConfigError, match=r"keep_ratio keeps \d+ of 64 patches, of which 12 are visible"):

@@ -49,7 +49,7 @@ def test_the_example_of_the_docs_runs_from_its_own_file_and_resumes_from_elsewhe
         ("import nothing_like_it", "bad.py:A", r"bad.py cannot be imported \(ModuleNotFoundError"),
         ("class A: pass", "plain.py:A", "has no class A derived from stella.methods.Method"),
         ("A = 1", "value.py:B", "has no class B"),
-        (None, "steella", "unknown method 'steella'; choose one of initial, .* or FILE.py:CLASS"),
+        (None, "steella", r"unknown method 'steella': did you mean stella\? \(known: initial, .* or FILE.py:CLASS"),
     ],
 )
 def test_a_file_that_gives_no_method_is_refused(tmp_path: Path, text: str | None, name: str, told: str) -> None:
