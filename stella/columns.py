@@ -67,5 +67,6 @@ def capacity_for(columns: Mapping[str, Column], *, clips: int | None, bytes: int
     each = bytes_per_clip(columns)
     capacity = clips if clips is not None else (bytes or 0) // each
     if capacity < 0 or (clips is None and capacity < 1):
-        raise StellaError(f"a memory of clips={clips}, bytes={bytes} holds no clip; one clip takes {each:,} bytes")
+        given = f"memory.bytes={bytes}" if clips is None else f"memory.clips={clips}"
+        raise StellaError(f"{given} holds no clip; one takes {each:,} bytes")
     return capacity

@@ -225,6 +225,17 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
             file.close()
 
 
+def in_use(path: Path) -> bool:
+    """Whether a process of this machine holds the lock file `path`. Only looks, and so may be wrong a moment later."""
+    try:
+        os.kill(int(path.read_text()), 0)
+    except PermissionError:  # of another user
+        return True
+    except (OSError, ValueError):  # released, or its holder was killed
+        return False
+    return True
+
+
 def _locked(path: Path, wait: bool) -> IO[str]:
     while True:
         file = path.open("a+", encoding="utf-8", errors="replace")

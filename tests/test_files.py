@@ -13,7 +13,7 @@ from helpers.disk import small_disk
 from stella import files
 from stella.data.workers import Done, Pool, Tick
 from stella.errors import StellaError
-from stella.files import Lines, lock, read_json, read_lines, write_bytes, write_json, write_text
+from stella.files import Lines, in_use, lock, read_json, read_lines, write_bytes, write_json, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -165,6 +165,16 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
             pass
         assert held_by_another(path)  # a refusal releases nothing
     assert seen == [True] and not held_by_another(path)
+
+
+def test_one_can_see_whether_a_lock_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not in_use(path)
+    with lock(path):
+        assert in_use(path)
+    assert not in_use(path)
+    path.write_text(f"{2**22 + 1}\n")  # a killed holder's number
+    assert not in_use(path)
 
 
 def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:

@@ -194,9 +194,18 @@ def test_capacity_is_given_in_clips_or_in_bytes() -> None:
     assert capacity_for(COLUMNS, clips=None, bytes=12 * EACH + EACH - 1) == 12
 
 
-@pytest.mark.parametrize(("clips", "bytes"), [(None, None), (10, 1000), (None, EACH - 1), (-1, None), (None, -5)])
-def test_a_size_given_twice_or_not_or_for_no_clip_is_refused(clips: int | None, bytes: int | None) -> None:
-    with pytest.raises(StellaError, match=rf"clips={clips}.*bytes={bytes}"):
+@pytest.mark.parametrize(
+    ("clips", "bytes", "said"),
+    [
+        (None, None, "given as clips=None and bytes=None"),
+        (10, 1000, "given as clips=10 and bytes=1000"),
+        (None, EACH - 1, f"memory.bytes={EACH - 1} holds no clip; one takes {EACH} bytes"),
+        (-1, None, "memory.clips=-1 holds no clip"),
+        (None, -5, "memory.bytes=-5 holds no clip"),
+    ],
+)
+def test_a_size_given_twice_or_not_or_for_no_clip_is_refused(clips: int | None, bytes: int | None, said: str) -> None:
+    with pytest.raises(StellaError, match=said):
         capacity_for(COLUMNS, clips=clips, bytes=bytes)
 
 

@@ -152,7 +152,10 @@ def grow(
     torch.manual_seed(seed)  # of the initial values of new blocks
     model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
     save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)
-    sizes = [sum(p.numel() for p in each.parameters()) for each in (found.model, model)]
+    sizes = [
+        sum(p.numel() for part in each if part for p in part.parameters())
+        for each in ((found.model, found.avm), (model, avm))
+    ]
     say(f"{out}: {sizes[0]:,} parameters became {sizes[1]:,}. Train on with model.weights={out}")
 
 

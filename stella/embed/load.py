@@ -36,5 +36,5 @@ def _device(device: str | torch.device | None) -> torch.device:
         place = torch.device(device)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise StellaError(f"device={device!s} cannot be used here; set cpu, cuda or cuda:N, or leave it out") from error
+        raise StellaError(f"device={device!s} is not here; leave it out, or set cpu") from error
     return place

@@ -34,6 +34,10 @@ class Maps:
     def __len__(self) -> int:
         return len(self.heat)
 
+    def __repr__(self) -> str:
+        n, frames, height, width = self.heat.shape
+        return f"Maps({n} windows of {frames} frames, {height} × {width})"
+
 
 @torch.inference_mode()
 def localise(cav: CAV, avm: AVM, inputs: Inputs, path: Path, found: Iterable[Window]) -> Maps:

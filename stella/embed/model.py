@@ -57,6 +57,10 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self.vectors)
 
+    def __repr__(self) -> str:
+        seconds = f"{self.start.min():.1f} to {self.end.max():.1f} s" if len(self) else "nothing"
+        return f"Embeddings({len(self)} × {self.vectors.shape[1]}, {seconds})"
+
 
 class Model:
     """Made by `stella.load`."""
@@ -207,7 +211,8 @@ class Model:
         if self.avm is None:
             raise StellaError(
                 f"{self.name} has no matching module, from whose attention heat maps are read; train one on its "
-                "backbone: stella localise VIDEO --train-on FOLDER, or stella.embed.matching.train_matching"
+                f"backbone: stella localise VIDEO --model {self.name} --train-on FOLDER, or use "
+                "stella.embed.matching.train_matching"
             )
         return localise(self.cav, self.avm, self.inputs, Path(path), found)
 

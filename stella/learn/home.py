@@ -44,10 +44,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
-            raise ConfigError(f"--share {self.share} must lie in 0…1, below 1")
-        if self.held < 0 or self.effort < 0 or self.keep < 1:
-            given = f"--held {self.held} --effort {self.effort} --keep {self.keep}"
-            raise ConfigError(f"{given}: the first two must not be negative, and the last must be at least 1")
+            raise ConfigError(f"--share {self.share:g} must be at least 0 and below 1")
+        for name, least in (("held", 0), ("effort", 0), ("keep", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"--{name} {value:g} must be at least {least}")
 
     def measured(self, clips: int) -> int:
         """The number of kept clips to measure a round with that trains on `clips`."""

@@ -32,6 +32,13 @@ PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
+def in_words(seconds: float) -> str:
+    """90 → 90 s, 3600 → 60 min, 86400 → 24 h."""
+    if seconds < 120:
+        return f"{seconds:g} s"
+    return f"{seconds / 60:g} min" if seconds < 7200 else f"{seconds / 3600:g} h"
+
+
 @dataclass(frozen=True)
 class Outcome:
     rounds: list[Line] = field(default_factory=list)
@@ -47,6 +54,9 @@ class Watch:
     settle: float = 10.0  # seconds without a change after which a file is taken to be whole
     scan: float = 5.0  # seconds between scans
     idle: float | None = None  # seconds without anything new after which to end; none: never
+
+    def __str__(self) -> str:
+        return f"a round begins with {number_of(self.clips, 'new clip')}, or with fewer after {in_words(self.every)}"
 
 
 def create(home: Home, config: RunConfig, settings: Settings) -> None:
@@ -170,11 +180,14 @@ class Session:
         """Rounds as clips arrive, until a signal. A disk that is full or gone is waited for."""
         last = arrived = time.monotonic()
         seen = self.home.seen()
+        self.learner.say(f"watching {', '.join(self.roots)}: {when}")
         while True:
             with self.learner.stop.at_once():
                 new = self._settled(seen, when.settle)
             now = time.monotonic()
             due = len(new) >= when.clips or (bool(new) and now - last >= when.every)
+            if new and not due:
+                self._say_once(f"new clips are waiting; the round begins within {in_words(when.every)}")
             if self.home.next.plan.exists() or due:
                 if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()

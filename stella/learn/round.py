@@ -138,6 +138,7 @@ class Learner:
             held = self._set_aside(folder, plan, skipped)
         with self.stop.at_once(), self._timed("loading"):
             trainer = self._prepared(folder, plan, skipped, trainer)
+            before_it = trainer.counters.step
         with self.stop.at_once(), self._timed("measuring"):
             before = self._before(folder, trainer, held)
         with self._timed("loading"):
@@ -151,7 +152,8 @@ class Learner:
             with self._timed("saving"):
                 self._write_weights(folder, trainer, found, after)
             self._seconds["all"] = time.monotonic() - began
-            record = _record(folder, plan, skipped) | {"steps": trainer.counters.step, "loss": loss, **found}
+            steps = {"steps": trainer.counters.step, "steps_taken": trainer.counters.step - before_it}
+            record = _record(folder, plan, skipped) | {**steps, "loss": loss, **found}
             record |= {"memory": self._memory(trainer, plan), **self._guarded(found)}
             record |= {"seconds": {k: round(v, 3) for k, v in self._seconds.items()}}
             self._behind.do(lambda: write_json(folder.record, record))
@@ -329,11 +331,17 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
 
 def told(record: Line) -> str:
     """One line about a round."""
-    parts = [f"round {record['round']}: {number_of(learnt(record), 'clip')} learnt, {record['set_aside']} set aside"]
+    steps = (
+        f" in {number_of(record['steps_taken'], 'step')}" if "steps_taken" in record else ""
+    )  # of an earlier version
+    parts = [f"round {record['round']}: {number_of(learnt(record), 'clip')} learnt{steps}"]
+    parts.append(f"{record['set_aside']} set aside")
     both = {name: record[name] for name in ("old", "new") if record[name]}
     parts += [f"A on {name} clips {each['before']:.1f} → {each['after']:.1f}" for name, each in both.items()]
     if not both:
         parts.append("too few to measure with")
+    else:
+        parts[-1] += f" among {number_of(record['gallery'], 'clip')}"
     if record["F"] is not None:
         parts.append(f"F {record['F']:.1f}")
     if record["skipped"]:

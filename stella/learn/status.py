@@ -1,46 +1,53 @@
 """`stella learn HOME --status`."""
 
+from datetime import datetime
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stella.data.skipped import in_words
 from stella.files import Line
 from stella.learn.home import Home, learnt
 
 SHOWN = 20  # newest rounds
-MEANING = "A: mean of R@1/5/10 on clips set aside, before → after the round, %; F: points lost since rounds were new"
+MEANING = (
+    "A: mean of R@1/5/10 among clips set aside, before → after the round, %",
+    "F: points lost since rounds were new; gap: between sounds and pictures",
+    "match: % of pairs told right by the matching module; bad: unusable clips",
+)
 
 
 def status_table(home: Home) -> Group:
     """The newest rounds, and what is in use."""
     home.check()
-    table = Table("round", "ended", "clips", "set aside", "A old", "A new", "F", "gap", "matching", "skipped", box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)  # 80 columns are enough
+    for name in ("round", "ended", "clips", "aside", "A old", "A new", "among", "F", "gap", "match", "bad"):
+        table.add_column(name, justify="right", no_wrap=True)
     for record in home.history()[-SHOWN:]:
         table.add_row(*_row(record))
     current, following = home.current, home.next
-    lines = [MEANING] if home.history() else []
+    lines = list(MEANING) if home.history() else []
     lines.append(f"round {current} is in use" if current else "nothing is learnt yet")
     if following.ended:
         lines.append(f"round {following.number} is kept apart: take it with --accept, or throw it away with --drop")
     elif following.plan.exists():
         lines.append(f"round {following.number} is in progress: {following.read_plan().clips} clips")
     kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
-    lines += [f"--rollback goes back to round {', '.join(map(str, kept))}"] if kept else []
+    lines += [f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}"] if kept else []
     return Group(table, *map(Text, lines))
 
 
 def _row(record: Line) -> list[str]:
     return [
         str(record["round"]),
-        record["ended"][:16].replace("T", " "),
+        datetime.fromisoformat(record["ended"]).strftime("%d %b %H:%M"),
         f"{learnt(record):,}",
         str(record["set_aside"]),
         *(_pair(record[name]) for name in ("old", "new")),
+        f"{record['gallery']:,}" if record["gallery"] else "–",
         *(_figure(record[name]) for name in ("F", "gap", "matching")),
-        in_words(record["skipped"]) or "–",
+        f"{sum(record['skipped'].values()):,}",
     ]
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from stella.config import build, differences, to_tree
 from stella.errors import ConfigError
-from stella.files import write_bytes
+from stella.files import read_json, write_bytes
 from stella.media.inputs import Inputs, derived
 from stella.model.avm import AVM
 from stella.model.cav import CAV, PRESETS, CAVConfig, preset
@@ -49,6 +49,8 @@ def find(name: Path | str) -> Path:
     if (path / FILE).is_file():
         return path / FILE
     if (path / "config.json").is_file():
+        if "task" in read_json(path / "config.json"):
+            raise WeightsError(f"{name} is a downstream run without weights of its own; name the model that it is of")
         raise WeightsError(
             f"{name} is not finished and has no weights yet; continue it with stella pretrain --resume {name}"
         )
@@ -204,7 +206,8 @@ def check_fits(name: Path | str, config: CAVConfig) -> None:
     if changed := differences((header := _read_header(path)).get("config"), to_tree(config) if header else None):
         raise WeightsError(
             f"{path.name} does not fit this run: {'; '.join(changed)}; leave out model.preset and the sizes of model "
-            "and data, which follow from the weights, make a larger model of them (stella grow), or choose others"
+            "and data, which follow from the weights (clips are packed for them with stella pack … model.weights="
+            f"{name}), make a larger model of them (stella grow), or choose others"
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.errors import StellaError, plain
+from stella.files import in_use
 from stella.serve.answers import HttpError
 
 SHOWN = 200  # newest rounds
@@ -55,9 +56,11 @@ class Attached:
     def _doing(self, following: Any) -> str:
         if following.ended:
             return f"round {following.number} is kept apart: it makes too much be forgotten, and someone must decide"
+        running = in_use(self.home.root / "lock")
         if following.plan.exists():
-            return f"round {following.number} is in progress, with {following.read_plan().clips:,} clips"
-        return "waiting for new clips"
+            doing = f"round {following.number} is in progress, with {following.read_plan().clips:,} clips"
+            return doing if running else f"{doing}, and was interrupted: the same command goes on"
+        return "waiting for new clips" if running else "no learner is running"
 
     def picture(self, key: str) -> bytes:
         """A JPEG: the first stored frame of a clip that it is forgetting."""

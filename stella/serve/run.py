@@ -1,6 +1,7 @@
 """Starts and stops the server."""
 
 import ipaddress
+import os
 import secrets
 import socket
 from pathlib import Path
@@ -73,5 +74,6 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StellaError(f"{host}:{port} cannot be listened on ({reason}); choose another --port or --host") from error
+        number = getattr(error, "errno", None) or 0  # negative: of the name, not of the port
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or error
+        raise StellaError(f"{host}:{port} cannot be served ({reason}); choose another --port or --host") from error

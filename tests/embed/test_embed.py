@@ -176,7 +176,7 @@ def test_settings_out_of_range_are_refused(model: Model) -> None:
     with pytest.raises(StellaError, match="overlap=1 is the share"):
         model.embed_video(GRID[0], overlap=1)
     for device in ("cuda:77", "tpu"):
-        with pytest.raises(StellaError, match=f"device={device} cannot be used here"):
+        with pytest.raises(StellaError, match=f"device={device} is not here; leave it out, or set cpu"):
             stella.load("base-tiny", device=device)
 
 
@@ -223,6 +223,9 @@ def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None
         stella.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(StellaError, match="is not finished and has no weights yet; continue it with"):
+        stella.load(tmp_path)
+    (tmp_path / "config.json").write_text('{"task": "classify"}')
+    with pytest.raises(StellaError, match="is a downstream run without weights of its own; name the model"):
         stella.load(tmp_path)
     with pytest.raises(StellaError, match=r"cannot be read .*weights that ship: base-small, base-tiny"):
         stella.load("nowhere")

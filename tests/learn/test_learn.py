@@ -271,11 +271,9 @@ def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str
         with pytest.raises(StellaError, match="was made"):
             runner.invoke(app, ["learn", str(home), sources[0], *given], catch_exceptions=False)
     shown = runner.invoke(app, ["learn", str(home), "--status"])
-    assert (
-        shown.exit_code == 0
-        and "round 3 is in use" in shown.output
-        and "--rollback goes back to round 1, 2" in shown.output
-    )
+    assert shown.exit_code == 0 and "round 3 is in use" in shown.output
+    assert "kept is the state after round 1, 2" in shown.output
+    assert " → " in shown.output and max(map(len, shown.output.splitlines())) <= 80
 
 
 def test_a_finished_run_goes_on_as_a_learner(
@@ -392,6 +390,9 @@ def test_an_index_and_its_server_notice_a_new_state(
     assert now.weights and now.weights.fingerprint == new  # queries are translated
     attached = Attached(str(versions.home()))
     tree = attached.tree()
+    assert tree["doing"] == "no learner is running"
+    with Home(home).locked():
+        assert attached.tree()["doing"] == "waiting for new clips"
     assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
     assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
     with pytest.raises(HttpError, match="no such clip"):

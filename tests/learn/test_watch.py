@@ -65,7 +65,7 @@ def test_clips_that_could_not_be_used_are_not_told_as_learnt(tmp_path: Path) -> 
         for new in ((config, Settings(share=0.0)), (None, None)):
             learn(tmp_path / "home", [str(root)], *new, console=Console(file=file, width=300))
     said = (tmp_path / "said").read_text()
-    assert "round 1: 3 clips learnt, 0 set aside" in said and "skipped 1 not a media file" in said
+    assert "round 1: 3 clips learnt in 1 step, 0 set aside" in said and "skipped 1 not a media file" in said
     assert "nothing new: 3 clips learnt in 1 round" in said
     assert "3 clips learnt in 1 round since" in render(Home(tmp_path / "home"))
     assert Attached(str(tmp_path / "home")).tree()["clips"] == 3

@@ -92,7 +92,7 @@ def test_field_comments_are_read_also_from_base_classes() -> None:
 
 def test_an_unknown_method_is_refused_with_the_list() -> None:
     done = CliRunner().invoke(app, ["methods", "stela"])
-    assert done.exit_code and "choose one of initial, matching, finetune" in str(done.exception)
+    assert done.exit_code and "did you mean stella? (known: initial, matching, finetune" in str(done.exception)
 
 
 def test_bytes_have_three_digits() -> None:

@@ -318,7 +318,7 @@ def test_what_serve_refuses(tmp_path: Path, index: "stella.Index") -> None:
     for given, words in (
         ({"token": "short"}, "at least 16 letters and digits"),
         ({"token": "a b" * 9}, "at least 16 letters and digits"),
-        ({"host": "256.0.0.1"}, "cannot be listened on"),
+        ({"host": "256.0.0.1"}, "cannot be served"),
         ({"model": "base-small", "port": 0}, "the weights that made .* are not to be found"),
     ):
         with pytest.raises(StellaError, match=words):
