@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,24 @@ from stella.experiments import recipe
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def planned(*given: str) -> list[dict[str, Any]]:
-    command = [sys.executable, str(BENCHMARKS / "room_plan.py"), *given]
-    made: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def planned(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *given: str) -> list[dict[str, Any]]:
+    monkeypatch.setattr(sys, "argv", ["room_plan.py", *given])
+    importlib.import_module("room_plan").main()
+    made: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return made
 
 
-def test_a_plan_has_every_run_of_a_reproduction() -> None:
+def test_a_plan_has_every_run_of_a_reproduction(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each as the reproduction configures it, whatever is given for all of them."""
     values = ["train.lr=1e-3", "stream.batch_size=32", 'data.tasks=["task1","task4"]']
-    runs = planned("table1", "--seeds", "2", *values)
+    runs = planned(capsys, monkeypatch, "table1", "--seeds", "2", *values)
     expected = {
         (key, seed): replace(config, seed=seed)
         for key, config in recipe.runs("table1", values).items()
@@ -40,14 +47,15 @@ def test_a_plan_has_every_run_of_a_reproduction() -> None:
     assert [run["label"] for run in runs[: len(runs) // 2]] == list(dict.fromkeys(run["label"] for run in runs))
 
 
-def test_development_keeps_its_seeds_and_slow_weights_may_wait() -> None:
-    runs = planned("room", "--slow-at-the-end")
+def test_development_keeps_its_seeds_and_slow_weights_may_wait(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = planned(capsys, monkeypatch, "room", "--slow-at-the-end")
     assert {recipe.run_config(run["recipe"], run["set"]).seed for run in runs} == {100, 101, 102, 103, 104}
     assert {run["slow"] for run in runs} == {"end"}
 
 
-def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path) -> None:
     room = importlib.import_module("room")
     plan = [{"label": label, "set": ["method=er", f"seed={seed}"]} for label in ("a", "b") for seed in (1, 10)]
     table = tmp_path / "results.csv"
@@ -56,8 +64,9 @@ def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path, monkeypatch: pyte
     assert room.missing(plan, [table]) == [plan[0], plan[3]]
 
 
-def test_a_run_that_is_out_of_time_may_be_made_by_another_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def test_a_run_that_is_out_of_time_may_be_made_by_another_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = importlib.import_module("room")
 
     class Endless:
@@ -69,7 +78,7 @@ def test_a_run_that_is_out_of_time_may_be_made_by_another_call(tmp_path: Path, m
             return True
 
     monkeypatch.setattr(room, "Job", Endless)
-    run = planned("table1", "--seeds", "1")[0]
+    run = planned(capsys, monkeypatch, "table1", "--seeds", "1")[0]
     key = room.key_of(room.config_of(run))
     empty = torch.empty(0)
     worker = room.Worker([run], {key: ((empty, empty), (empty, empty))}, tmp_path / "out.jsonl", 0.2, None)
