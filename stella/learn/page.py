@@ -87,15 +87,16 @@ def _curves(history: Sequence[Line]) -> Markup:
     for i, (which, when, label) in enumerate(CURVES):
         points = [(_time(r), r[which][when]) for r in history if r[which]]
         if points:
-            look = {"color": SERIES[i], "ls": STYLES[i], "marker": MARKERS[i], "ms": 4, "lw": 1.6}
+            look = {"color": SERIES[i], "ls": STYLES[i], "marker": MARKERS[i], "ms": 4, "lw": 1.6, "clip_on": False}
             left.plot(date2num([x for x, _ in points]), [y for _, y in points], label=label, **look)
     points = [(_time(r), r["F"]) for r in history if r["F"] is not None]
     if points:
         xs = date2num([x for x, _ in points])
-        right.plot(xs, [y for _, y in points], color=SERIES[3], marker=MARKERS[3], ms=4, lw=1.6)
+        right.plot(xs, [y for _, y in points], color=SERIES[3], marker=MARKERS[3], ms=4, lw=1.6, clip_on=False)
     right.axhline(0, color=FAINT, lw=0.9)
+    forgot = [0.0, *(y for _, y in points)]
     left.set(ylabel="accuracy A, %", ylim=(0, None))
-    right.set(ylabel="forgetting F, points")
+    right.set(ylabel="forgetting F, points", ylim=(min(-1.0, *forgot), max(1.0, *forgot)))  # noise fills no axis
     left.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.2)
     first, last = _time(history[0]), _time(history[-1])
     days = (last - first).total_seconds() / 86400

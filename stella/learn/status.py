@@ -12,7 +12,7 @@ from stella.learn.home import Home, learnt
 
 SHOWN = 20  # newest rounds
 MEANING = (
-    "A: mean of R@1/5/10 among clips set aside, before → after the round, %",
+    "A: mean of R@1/5/10 among clips set aside, before→after the round, %",
     "F: points lost since rounds were new; gap: between sounds and pictures",
     "match: % of pairs told right by the matching module; bad: unusable clips",
 )
@@ -56,4 +56,4 @@ def _figure(value: float | None) -> str:
 
 
 def _pair(each: dict[str, Any] | None) -> str:
-    return "–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}"
+    return "–" if each is None else f"{each['before']:.1f}→{each['after']:.1f}"

@@ -273,7 +273,7 @@ def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str
     shown = runner.invoke(app, ["learn", str(home), "--status"])
     assert shown.exit_code == 0 and "round 3 is in use" in shown.output
     assert "kept is the state after round 1, 2" in shown.output
-    assert " → " in shown.output and max(map(len, shown.output.splitlines())) <= 80
+    assert "→" in shown.output and max(map(len, shown.output.splitlines())) <= 80
 
 
 def test_a_finished_run_goes_on_as_a_learner(
