@@ -30,8 +30,8 @@ from stella.data.shards import PREPARED
 from stella.data.skipped import Skipped
 from stella.data.workers import WORKER_GB
 from stella.data.writer import ShardWriter
-from stella.errors import StellaError
-from stella.files import explain_full_disk, is_address, located, lock, read_json, sweep, write_json
+from stella.errors import StellaError, plain
+from stella.files import explain_full_disk, is_address, is_remote, located, lock, read_json, sweep, write_json
 
 SKIPPED = "skipped.jsonl"
 OLD = {"strict": True, "leave": "", "csv": False}  # settings of folders that do not state them
@@ -115,6 +115,11 @@ def _prepare(
     writer = ShardWriter(dst, away=away)
     leave_out(material, writer.ids, skipped)
     before = len(writer.ids)
+    if away is None and (newer := _newer(material, writer)):
+        tell(
+            f"{plain(newer[0])}{f' and {len(newer) - 1:,} more' if newer[1:] else ''} changed since clips were made of "
+            "it: these stay as they are; prepare into another folder for new ones"
+        )
     plan, groups, works = _planned(material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
 
@@ -140,6 +145,15 @@ def _prepare(
         write_listed(dst, material)
     keep()
     return _summary(material, writer, skipped, len(writer.ids) - before, time.monotonic() - began)
+
+
+def _newer(material: Material, writer: ShardWriter) -> list[str]:
+    """Videos whose clips are there and which were written after them."""
+    if is_remote(material.root):
+        return []
+    made = {path.stem: path.stat().st_mtime for path in writer.root.glob("shard-*.tar")}
+    files = [(job.file, made.get(writer.ids.get(job.id, ""), math.inf)) for job in material.loose()]
+    return [file for file, time in files if (path := material.root / file).exists() and path.stat().st_mtime > time]
 
 
 def _planned(

@@ -315,3 +315,18 @@ def test_shards_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StellaError, match="was not written by stella prepare"):
         run(tmp_path / "src", tmp_path / "dst")
     assert theirs.read_text() == "precious"
+
+
+def test_videos_that_changed_since_are_told_of(tmp_path: Path) -> None:
+    """Their clips stay: what was trained on them can be made again."""
+    for seed, name in enumerate(("a", "b", "c")):
+        write_video(tmp_path / "in" / f"{name}.mp4", seed=seed)
+    said: list[str] = []
+    run(tmp_path / "in", tmp_path / "out", tell=said.append)
+    run(tmp_path / "in", tmp_path / "out", tell=said.append)
+    assert not any("changed since" in line for line in said)
+    later = time.time() + 10
+    for name in ("b", "c"):
+        os.utime(write_video(tmp_path / "in" / f"{name}.mp4", seed=9), (later, later))
+    assert run(tmp_path / "in", tmp_path / "out", tell=said.append).added == 0
+    assert any(line.startswith("b.mp4 and 1 more changed since clips were made") for line in said)
