@@ -143,7 +143,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
     if origin is typing.Literal:
         if value in args:
             return value
-        choices = args[0] if len(args) == 1 else f"one of {', '.join(args)}"
+        choices = args[0] if len(args) == 1 else f"one of {', '.join(map(str, args))}"
         raise ConfigError(f"{path} must be {choices}, not {spelt(value)}")
     if origin is tuple and isinstance(value, str):  # on a command line: task1,task2
         value = [_value(each.strip()) for each in value.split(",")]

@@ -117,8 +117,8 @@ def _prepare(
     before = len(writer.ids)
     if away is None and (newer := _newer(material, writer)):
         tell(
-            f"{plain(newer[0])}{f' and {len(newer) - 1:,} more' if newer[1:] else ''} changed since clips were made of "
-            "it: these stay as they are; prepare into another folder for new ones"
+            f"{plain(newer[0])}{f' and {len(newer) - 1:,} more' if newer[1:] else ''} changed after clips were made. "
+            "These clips stay; prepare into another folder to make new ones"
         )
     plan, groups, works = _planned(material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
@@ -152,8 +152,8 @@ def _newer(material: Material, writer: ShardWriter) -> list[str]:
     if is_remote(material.root):
         return []
     made = {path.stem: path.stat().st_mtime for path in writer.root.glob("shard-*.tar")}
-    files = [(job.file, made.get(writer.ids.get(job.id, ""), math.inf)) for job in material.loose()]
-    return [file for file, time in files if (path := material.root / file).exists() and path.stat().st_mtime > time]
+    known = [(job.file, made[shard]) for job in material.loose() if (shard := writer.ids.get(job.id, "")) in made]
+    return [file for file, then in known if (path := material.root / file).exists() and path.stat().st_mtime > then]
 
 
 def _planned(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stella.clip import MIDDLE, Clip, Source, Windowed, location_of, same_stamp
-from stella.data.archives.members import TAR, Place, list_videos, readable
+from stella.data.archives.members import Place, is_tar, list_videos, readable
 from stella.data.archives.tar import ARCHIVE
 from stella.data.folder import VIDEO_SUFFIXES, find_videos, walk
 from stella.data.packed import Packed
@@ -115,16 +115,14 @@ class Scanner:
         return [(replace(item, stamp=self._stamps[path][1]), signature)]
 
     def _archive(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
-        if not TAR.fullmatch(path.name):
+        if not is_tar(path.name):
             self.problems.append(_compressed(path))
             return []
         try:
             status = path.stat()
             signature, listing = (status.st_size, status.st_mtime_ns), list_videos(path)
             if not listing.whole:
-                self.problems.append(
-                    f"{path} is damaged or not whole yet; {len(listing.videos):,} videos are found in it"
-                )
+                self.problems.append(f"{path} is damaged or not whole yet; videos found in it: {len(listing.videos):,}")
             if self._inside.get(path, ((), []))[0] != signature:
                 names = {(path / name).relative_to(root).as_posix(): place for name, place in listing.videos.items()}
                 items = [(Item(root, name, "", name, ""), place) for name, place in names.items()]
@@ -264,13 +262,13 @@ def content(path: Path, place: Place | None = None) -> str:
 def refuse_empty(root: str) -> None:
     """Before a learner is made whose only folder holds nothing: most likely a wrong path."""
     names = (name for _, _, names in walk(Path(root), lambda error: None) for name in names)
-    if kind_of(root)[0] == "folder" and Path(root).is_dir() and not any(map(TAR.fullmatch, names)):
+    if kind_of(root)[0] == "folder" and Path(root).is_dir() and not any(map(is_tar, names)):
         find_videos(Path(root))
 
 
 def check_source(root: str) -> None:
     path = Path(root)
-    if path.is_dir() or (path.is_file() and TAR.fullmatch(path.name)):
+    if path.is_dir() or (path.is_file() and is_tar(path.name)):
         return
     if path.is_file() and ARCHIVE.fullmatch(path.name):
         raise StellaError(_compressed(path))

@@ -32,7 +32,7 @@ PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
-def in_words(seconds: float) -> str:
+def with_unit(seconds: float) -> str:
     """90 → 90 s, 3600 → 60 min, 86400 → 24 h."""
     if seconds < 120:
         return f"{seconds:g} s"
@@ -56,7 +56,7 @@ class Watch:
     idle: float | None = None  # seconds without anything new after which to end; none: never
 
     def __str__(self) -> str:
-        return f"a round begins with {number_of(self.clips, 'new clip')}, or with fewer after {in_words(self.every)}"
+        return f"a round begins with {number_of(self.clips, 'new clip')}, or with fewer after {with_unit(self.every)}"
 
 
 def create(home: Home, config: RunConfig, settings: Settings) -> None:
@@ -187,7 +187,7 @@ class Session:
             now = time.monotonic()
             due = len(new) >= when.clips or (bool(new) and now - last >= when.every)
             if new and not due:
-                self._say_once(f"new clips are waiting; the round begins within {in_words(when.every)}")
+                self._say_once(f"new clips are waiting; the round begins within {with_unit(when.every)}")
             if self.home.next.plan.exists() or due:
                 if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()

@@ -138,7 +138,7 @@ class Learner:
             held = self._set_aside(folder, plan, skipped)
         with self.stop.at_once(), self._timed("loading"):
             trainer = self._prepared(folder, plan, skipped, trainer)
-            before_it = trainer.counters.step
+            first = trainer.counters.step
         with self.stop.at_once(), self._timed("measuring"):
             before = self._before(folder, trainer, held)
         with self._timed("loading"):
@@ -152,7 +152,7 @@ class Learner:
             with self._timed("saving"):
                 self._write_weights(folder, trainer, found, after)
             self._seconds["all"] = time.monotonic() - began
-            steps = {"steps": trainer.counters.step, "steps_taken": trainer.counters.step - before_it}
+            steps = {"steps": trainer.counters.step, "steps_taken": trainer.counters.step - first}
             record = _record(folder, plan, skipped) | {**steps, "loss": loss, **found}
             record |= {"memory": self._memory(trainer, plan), **self._guarded(found)}
             record |= {"seconds": {k: round(v, 3) for k, v in self._seconds.items()}}
@@ -331,9 +331,8 @@ def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
 
 def told(record: Line) -> str:
     """One line about a round."""
-    steps = (
-        f" in {number_of(record['steps_taken'], 'step')}" if "steps_taken" in record else ""
-    )  # of an earlier version
+    taken = record.get("steps_taken")  # earlier versions did not count them
+    steps = "" if taken is None else f" in {number_of(taken, 'step')}"
     parts = [f"round {record['round']}: {number_of(learnt(record), 'clip')} learnt{steps}"]
     parts.append(f"{record['set_aside']} set aside")
     both = {name: record[name] for name in ("old", "new") if record[name]}

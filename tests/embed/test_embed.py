@@ -345,3 +345,9 @@ def test_the_command_writes_vectors_and_lists_bad_files(tmp_path: Path) -> None:
     ):
         done = run.invoke(app, ["embed", "--model", "base-tiny", "--out", str(tmp_path / "x.npz"), *args])
         assert isinstance(done.exception, StellaError) and told in str(done.exception)
+
+
+def test_what_is_found_prints_in_one_line(tmp_path: Path) -> None:
+    model, video = stella.load("base-tiny"), write_video(tmp_path / "film.mp4", 3.0)
+    assert repr(model.embed_video(video)) == "Embeddings(2 × 96, 0.0 to 3.0 s)"
+    assert repr(model.localise(video)).startswith("Maps(2 windows of 4 frames, 96 × 96")

@@ -96,7 +96,7 @@ def test_videos_in_archives_are_videos(tmp_path: Path) -> None:
     assert later.path == "d.mp4" and not scanner.problems
     pack(archive, {"d.mp4": b"d", "e.mp4": long}, cut=10_500)
     assert new(archive, seen, scanner) == [later]
-    assert "damaged or not whole yet; 1 videos are found" in scanner.problems[0]
+    assert "damaged or not whole yet; videos found in it: 1" in scanner.problems[0]
 
 
 def test_compressed_archives_are_told_of(tmp_path: Path) -> None:

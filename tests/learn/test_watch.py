@@ -19,7 +19,7 @@ from stella.learn.items import LOST
 from stella.learn.loop import Session, Watch, learn
 from stella.learn.page import render
 from stella.learn.round import Learner
-from stella.runs.stop import Stop
+from stella.runs.stop import Stop, Stopped
 from stella.serve.learner import Attached
 
 
@@ -98,6 +98,23 @@ def test_a_bad_clip_that_was_to_be_set_aside_is_not_set_aside(tmp_path: Path) ->
     assert Home(tmp_path / "home").plan(1).held and done.rounds[0]["set_aside"] == 0 and done.exit_code == 1
 
 
+def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, waits = tmp_path / "in", list[float]()
+    write_video(root / "one.mp4")
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise Stopped
+
+    monkeypatch.setattr(Session, "_wait", wait)
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with (tmp_path / "said").open("w") as file, pytest.raises(AssertionError):  # no signal came
+        when, console = Watch(clips=5, every=7200, settle=0), Console(file=file, width=300)
+        learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=console)
+    assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
+
+
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
     return Skipped(home.round(number).skipped).records
 
@@ -134,7 +151,9 @@ def test_a_disk_that_vanishes_in_a_round_is_waited_for(
         when = Watch(clips=5, every=0, settle=0, idle=0)
         done = learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=console)
     assert [(record["clips"], record["skipped"]) for record in done.rounds] == [(5, {})]
-    assert (tmp_path / "said").read_text().count(f"waiting: {root} is gone") == 1
+    said = (tmp_path / "said").read_text()
+    assert said.count(f"waiting: {root} is gone") == 1
+    assert said.startswith(f"watching {root}: a round begins with 5 new clips, or with fewer after 0 s\n")
 
 
 def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,10 @@ def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
     for given in ([out], [larger, "--image-size", "64"]):
         done = CliRunner().invoke(app, ["grow", str(file), *map(str, given)], catch_exceptions=False)
         assert done.exit_code == 0 and f"model.weights={given[0]}" in done.output.replace("\n", "")
+        counted = [
+            sum(p.numel() for m in (w.model, w.avm) if m for p in m.parameters()) for w in map(load, (file, given[0]))
+        ]
+        assert f"{counted[0]:,} parameters became {counted[1]:,}." in done.output.replace("\n", " ")
     one, other, wide = (load(path) for path in (file, out, larger))
     assert other.inputs == inputs and other.avm is not None and other.extra["grown_from"] == str(file)
     audio = torch.randn(2, 32, 32)

@@ -1,6 +1,5 @@
 """Videos in a tar archive, each read where it lies. `tar.py` reads archives as a stream, compressed ones too."""
 
-import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from stella.data.archives.tar import MOST_BYTES
+from stella.data.archives.tar import ARCHIVE, MOST_BYTES, compressed
 from stella.data.folder import VIDEO_SUFFIXES
 from stella.errors import ClipError
 from stella.media.files import in_memory
 
-TAR = re.compile(r"(?!shard-\d{6}[.-]).+\.tar")  # our own shards are none
+
+def is_tar(name: str) -> bool:
+    """Whether the videos of an archive of this name can be read one by one."""
+    return ARCHIVE.fullmatch(name) is not None and not compressed(name)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _plain(name: str) -> PurePosixPath:
 @contextmanager
 def readable(path: Path) -> Iterator[Path]:
     """A path that can be opened: the path itself, or for ARCHIVE.tar/NAME that of a copy in memory."""
-    archive = next((each for each in path.parents if TAR.fullmatch(each.name) and each.is_file()), None)
+    archive = next((each for each in path.parents if is_tar(each.name) and each.is_file()), None)
     if archive is None:
         yield path
         return

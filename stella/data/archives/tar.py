@@ -21,6 +21,11 @@ MOST_BYTES = 1 << 30  # of one member
 YOUTUBE = re.compile(r"(?:v=|youtu\.be/|/embed/|/shorts/)([\w-]{11})")
 
 
+def compressed(name: str) -> bool:
+    """Whether an archive of this name can only be read from its beginning."""
+    return not name.endswith(".tar")
+
+
 @dataclass(frozen=True)
 class Member:
     """A video of an archive. `data` is None if it was not wanted, or was never fetched (`failed` says why)."""
@@ -85,8 +90,8 @@ class Archive:
         with ExitStack() as stack:
             try:
                 self._raw = stack.enter_context(self.path.open("rb"))
-                gz = not self.path.name.endswith(".tar")
-                stream: Any = _ToTheEnd(gzip.GzipFile(fileobj=self._raw)) if gz else self._raw
+                raw = self._raw
+                stream: Any = _ToTheEnd(gzip.GzipFile(fileobj=raw)) if compressed(self.path.name) else raw
                 tar = stack.enter_context(tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER))
                 passed: list[str] = []  # the member before, if it was not read: the next one shows that it is whole
                 while (member := tar.next()) is not None:
