@@ -71,6 +71,12 @@ def rendered(keys: set[Key], device: str) -> Shared:
     }
 
 
+def kind_of(run: Run) -> frozenset[str]:
+    """What is compiled for a run. Runs of one kind differ in what comes in, and in how much memory holds."""
+    other = ("seed=", "data.tasks=", "memory.bytes=", "memory.clips=")
+    return frozenset(value for value in run["set"] if not value.startswith(other))
+
+
 class Worker:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
 
@@ -79,19 +85,24 @@ class Worker:
         self.waiting, self.jobs = list(enumerate(plan)), list[tuple[int, Job]]()
         self.took: dict[str, float] = {}  # seconds of the last run of each method
         self.tries: Counter[int] = Counter()
+        self.made: set[frozenset[str]] = set()  # kinds of runs
         self.claims = Path(f"{out}.claims")
         self.claims.mkdir(parents=True, exist_ok=True)
 
     def work(self, at_a_time: int) -> None:
         while time.monotonic() < self.end:
             while len(self.jobs) < at_a_time and self.waiting:
-                self._begin(*self.waiting.pop(0))
+                self._begin(*self.waiting.pop(self._next()))
             if not self.jobs and not self.waiting:
                 return
             if not self._tick():
                 time.sleep(0.0005)
         for _, job in self.jobs:  # out of time: another call may make them
             self._claim(job.run).unlink()
+
+    def _next(self) -> int:
+        """A run of a kind that this process has made, so that little is compiled, else the first."""
+        return next((at for at, (_, run) in enumerate(self.waiting) if kind_of(run) in self.made), 0)
 
     def _begin(self, number: int, run: Run) -> None:
         """Claim a run, unless another process has or too little time is left."""
@@ -102,6 +113,7 @@ class Worker:
             os.close(os.open(self._claim(run), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
+        self.made.add(kind_of(run))
         try:
             config = config_of(run)
             train, evaluation = self.shared[key_of(config)]
