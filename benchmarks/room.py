@@ -80,8 +80,11 @@ def kind_of(run: Run) -> frozenset[str]:
 class Worker:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
 
-    def __init__(self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None) -> None:
+    def __init__(
+        self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None, alike: bool
+    ) -> None:
         self.shared, self.out, self.runs, self.end = shared, out, runs, time.monotonic() + seconds
+        self.alike = alike
         self.waiting, self.jobs = list(enumerate(plan)), list[tuple[int, Job]]()
         self.took: dict[str, float] = {}  # seconds of the last run of each method
         self.tries: Counter[int] = Counter()
@@ -101,8 +104,9 @@ class Worker:
             self._claim(job.run).unlink()
 
     def _next(self) -> int:
-        """A run of a kind that this process has made, so that little is compiled, else the first."""
-        return next((at for at, (_, run) in enumerate(self.waiting) if kind_of(run) in self.made), 0)
+        """The first; if `alike`, one of a kind that this process has made, so that little is compiled."""
+        made = self.made if self.alike else set()
+        return next((at for at, (_, run) in enumerate(self.waiting) if kind_of(run) in made), 0)
 
     def _begin(self, number: int, run: Run) -> None:
         """Claim a run, unless another process has or too little time is left."""
@@ -163,14 +167,16 @@ def _ticked(job: Job) -> Run | bool | Exception:
         return error
 
 
-def work(plan: list[Run], shared: Shared, out: Path, at_a_time: int, seconds: float, runs: Path | None) -> None:
+def work(
+    plan: list[Run], shared: Shared, out: Path, at_a_time: int, seconds: float, runs: Path | None, alike: bool
+) -> None:
     """In a process of its own."""
     room_variants.register()
-    Worker(plan, shared, out, seconds, runs).work(at_a_time)
+    Worker(plan, shared, out, seconds, runs, alike).work(at_a_time)
 
 
 def work_in_processes(
-    plan: list[Run], out: Path, processes: int, at_a_time: int, seconds: float, runs: Path | None
+    plan: list[Run], out: Path, processes: int, at_a_time: int, seconds: float, runs: Path | None, alike: bool
 ) -> None:
     began = time.monotonic()
     configs = [config_of(run) for run in plan]
@@ -178,7 +184,8 @@ def work_in_processes(
     print(f"{time.monotonic() - began:.0f} s until all clips were rendered", flush=True)
     context = torch.multiprocessing.get_context("spawn")
     left = seconds - (time.monotonic() - began)
-    workers = [context.Process(target=work, args=(plan, shared, out, at_a_time, left, runs)) for _ in range(processes)]
+    given = (plan, shared, out, at_a_time, left, runs, alike)
+    workers = [context.Process(target=work, args=given) for _ in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -211,6 +218,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--done", type=Path, nargs="*", default=[], help="tables whose runs are left out")
+    parser.add_argument("--alike", action="store_true", help="a process prefers runs of a kind that it has compiled")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     room_variants.register()
@@ -220,4 +228,4 @@ if __name__ == "__main__":
         plan = missing(json.loads(given.plan.read_text()), given.done)
         print(f"{len(plan)} runs to make", flush=True)
         if plan:
-            work_in_processes(plan, given.out, given.processes, given.at_a_time, given.seconds, given.runs)
+            work_in_processes(plan, given.out, given.processes, given.at_a_time, given.seconds, given.runs, given.alike)
