@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stella.clip import Labels, Source, labels_of
+from stella.clip import Batch, Labels, Source, labels_of
 from stella.data.downstream import sounds
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.data.views import part
 from stella.evaluate.retrieval import Autocast
 from stella.media.augment import center_crop
-from stella.model.avm import AVM, Pairs, match, score
+from stella.model.avm import AVM, Pairs, Scored, match, score
 from stella.model.cav import CAV, CAVConfig
 from stella.selection import importance
 
@@ -44,16 +44,26 @@ def evaluate_matching(
     correct: list[Tensor] = []
     where: list[tuple[Tensor, Tensor, Tensor]] = []  # importance, inside, outside
     for batch in evaluation_batches(source, config, device):
-        with autocast():
-            scored = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video))
-            matching = match(model, avm, scored, _every_pair(len(batch), generator, batch.ids.device))
-        correct.append((matching.logits > 0) == (matching.labels > 0))
+        scored, right = judged(model, avm, batch, generator, autocast)
+        correct.append(right)
         found = torch.stack([regions(labels, model.config) for labels in labels_of(source, batch.ids)])  # [B, 2, Lv]
         inside, outside = found.to(device).unbind(1)
         where.append((importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
     ratio, area, point = (torch.cat([judge(*each) for each in where]) for judge in (importance_ratio, auc, pointing))
     share = torch.cat([i.sum(1, dtype=torch.float64) / (i | o).sum(1) for _, i, o in where])
     return Matched(torch.cat(correct), ratio, area, point, share.where(~point.isnan(), torch.nan))
+
+
+@torch.no_grad()
+def judged(
+    model: CAV, avm: AVM, batch: Batch, generator: torch.Generator, autocast: Autocast = nullcontext
+) -> tuple[Scored, Tensor]:
+    """What the module makes of a batch, and whether it is right, bool [2B]: each clip with its own video and with
+    another one of the batch."""
+    with autocast():
+        scored = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video))
+        matching = match(model, avm, scored, _every_pair(len(batch), generator, batch.ids.device))
+    return scored, (matching.logits > 0) == (matching.labels > 0)
 
 
 def importance_ratio(importance: Tensor, inside: Tensor, outside: Tensor) -> Tensor:

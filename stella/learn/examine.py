@@ -1,15 +1,14 @@
 """A model on the clips that are set aside: their embeddings, and what its matching module makes of them."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from stella.clip import Source
-from stella.data.stream import StreamConfig
-from stella.data.views import View, part
+from stella.clip import Batch
+from stella.data.chunk import Job, Maker
 from stella.evaluate.after_task import MATCHING_CLIPS
-from stella.evaluate.matching import evaluate_matching
-from stella.evaluate.retrieval import embed
+from stella.evaluate.matching import judged
+from stella.evaluate.retrieval import unit_a, unit_v
 from stella.learn.held import HeldOut
 from stella.learn.vectors import Vectors
 from stella.methods.base import Method
@@ -17,26 +16,31 @@ from stella.rng import generator
 from stella.runs.config import RunConfig
 from stella.train.device import Runtime
 
-BATCH = 8  # clips of a pass, always: a GPU loads kernels for every new number, which takes longer than the pass
+BATCH = 16  # clips of a pass, always: a GPU loads kernels for every new number, which takes longer than the pass
+READY = 500  # clips that stay on the device, as the model takes them: 0.6 GB at the paper's sizes
 
 
-@dataclass(frozen=True)
 class Examiner:
-    config: RunConfig
-    machine: Runtime
+    def __init__(self, config: RunConfig, machine: Runtime) -> None:
+        self.config, self.machine = config, machine
+        self._ready: dict[str, Batch] = {}  # one clip each, by key
 
+    def read(self, held: HeldOut) -> None:
+        """Read the clips to measure with that are not there since the last time, and forget all others."""
+        self._ready = {key: self._ready[key] for key in held.keys if key in self._ready}
+        for keys in _in_batches(held.keys):
+            if len(self._ready) < READY:
+                self._ready |= self._read(held, keys)
+
+    @torch.no_grad()
     def embed(self, method: Method, held: HeldOut, known: Vectors) -> Vectors:
         """Embeddings of the held-out clips, of which some may be known."""
-        unknown = [clip for clip in held.clips if clip.key not in known]
-        missing = HeldOut(held.folder, unknown, held.decoded, held.device)
-        found = dict(known)
-        if len(missing):
-            missing.decode()
-            full = in_full_batches(missing)
-            made = embed(method.eval_model, full, self._stream, self.machine.device, self.machine.autocast)
-            for id, a, v in zip(made.ids.tolist(), made.a.cpu(), made.v.cpu(), strict=True):
-                if id < len(missing):
-                    found[missing.keys[id]] = a, v
+        model, found = method.eval_model, dict(known)
+        for keys, batch in self._batches(held, [key for key in held.keys if key not in known]):
+            with self.machine.autocast():
+                a, v = unit_a(model, batch.audio), unit_v(model, batch.video)
+            rows = slice(len(keys))
+            found |= zip(keys, zip(a[rows].cpu(), v[rows].cpu(), strict=True), strict=True)
         return {key: found[key] for key in held.keys if key in found}
 
     def matching(self, method: Method, held: HeldOut) -> float | None:
@@ -44,17 +48,28 @@ class Examiner:
         if method.avm is None or len(held) < 2:
             return None
         clips = min(MATCHING_CLIPS, BATCH * max(1, len(held) // (4 * BATCH)))
-        some = part(held, torch.randperm(len(held), generator=generator("matching", 0))[:clips].tolist())
-        gen, device = generator(self.config.seed, "matching", 0), self.machine.device
-        found = evaluate_matching(method.eval_model, method.avm, some, self._stream, gen, device, self.machine.autocast)
-        return 100 * found.correct.double().mean().item()
+        some = torch.randperm(len(held), generator=generator("matching", 0))[:clips].tolist()
+        draw, correct = generator(self.config.seed, "matching", 0), []
+        for keys, batch in self._batches(held, [held.keys[index] for index in some]):
+            correct.append(judged(method.eval_model, method.avm, batch[: len(keys)], draw, self.machine.autocast)[1])
+        return 100 * torch.cat(correct).double().mean().item() if correct else None
 
-    @property
-    def _stream(self) -> StreamConfig:
-        return replace(self.config.stream, batch_size=BATCH, workers=0, most_bad=1.0)
+    def _batches(self, held: HeldOut, keys: Sequence[str]) -> Iterator[tuple[list[str], Batch]]:
+        """These clips, if they can be read, in full batches: after its keys a batch repeats its last clip."""
+        for some in _in_batches(keys):
+            if clips := self._read(held, some):
+                every = list(clips.values())
+                yield list(clips), Batch.cat([*every, *every[-1:] * (BATCH - len(every))])
+
+    def _read(self, held: HeldOut, keys: Sequence[str]) -> dict[str, Batch]:
+        """Those of these clips that can be read, as the model takes them, in this order."""
+        missing, c = held.only([key for key in keys if key not in self._ready]), self.config.stream
+        make = Maker([missing], c.size, c.spec_frames, c.mels, False, c.seed, self.machine.device)
+        clips = dict(self._ready)
+        if made := make(Job(0, 0, 0, range(len(missing))), lambda position: None).batch:
+            clips |= {missing.keys[id]: made[row : row + 1] for row, id in enumerate(made.ids.tolist())}
+        return {key: clips[key] for key in keys if key in clips}
 
 
-def in_full_batches(source: Source) -> View:
-    """A source and, after its end, its last clip until the last batch is full."""
-    clips = len(source)
-    return part(source, [*range(clips), *[clips - 1] * (-clips % BATCH)])
+def _in_batches(keys: Sequence[str]) -> list[Sequence[str]]:
+    return [keys[start : start + BATCH] for start in range(0, len(keys), BATCH)]

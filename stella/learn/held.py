@@ -5,16 +5,14 @@ kept: a uniform sample of everything that ever arrived, which needs no counter.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from stella.clip import MIDDLE, Clip, Device, Labels, Source, send
+from stella.clip import MIDDLE, Clip, Labels, Source
 from stella.data.chunk import Job, make, read_clip
 from stella.data.shards import DamagedSampleError, read_head, sample
 from stella.data.skipped import Skipped
@@ -27,7 +25,6 @@ from stella.media.codecs import decode_flac, decode_jpegs
 from stella.rng import seed_for
 
 CHUNK = 8  # clips that a worker stores at a time
-DECODED = 100  # clips that stay in memory: a tenth of a round of 1,000
 
 
 def is_held(item: Item, share: float) -> bool:
@@ -55,18 +52,18 @@ def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
 
 
 class HeldOut:
-    """The stored ones among these clips. What is decoded is kept in `decoded` for the next measurement, on `device`.
+    """The stored ones among these clips."""
 
-    (On a GPU they are measured without main memory, which the state that is being written keeps busy.)
-    """
-
-    def __init__(
-        self, folder: Path, clips: Sequence[HeldClip], decoded: dict[str, Clip] | None = None, device: Device = "cpu"
-    ) -> None:
-        self.folder, self.decoded, self.device = folder, {} if decoded is None else decoded, device
+    def __init__(self, folder: Path, clips: Sequence[HeldClip]) -> None:
+        self.folder = folder
         self.clips = [clip for clip in clips if self._path(clip).exists()]
         self.keys = [clip.key for clip in self.clips]
         self.rounds = torch.tensor([clip.round for clip in self.clips], dtype=torch.int64)
+
+    def only(self, keys: Sequence[str]) -> "HeldOut":
+        """Those with these keys, in this order."""
+        by_key = dict(zip(self.keys, self.clips, strict=True))
+        return HeldOut(self.folder, [by_key[key] for key in keys])
 
     def _path(self, clip: HeldClip) -> Path:
         return self.folder / f"{clip.key}.tar"
@@ -76,30 +73,13 @@ class HeldOut:
 
     def __getitem__(self, index: int) -> Clip:
         clip = self.clips[index]
-        if clip.key in self.decoded:
-            return self.decoded[clip.key]
         try:
             with self._path(clip).open("rb") as file:
                 head = read_head(file, 0)
                 *frames, sound = (head.read(file, member) for member in range(len(head.offsets)))
         except (OSError, DamagedSampleError) as error:
             raise ClipError(self._path(clip), "damaged", "delete it: it is measured no more") from error
-        video, audio = decode_jpegs(frames, None), decode_flac(sound)
-        found = Clip(clip.item.id, send(video, self.device), send(audio, self.device))
-        if len(self.decoded) < DECODED:
-            self.decoded[clip.key] = found
-        return found
-
-    def decode(self) -> None:
-        """Read the clips that are to stay in memory, several at a time. What cannot be read fails when it is used."""
-
-        def read(index: int) -> None:
-            with suppress(Exception):  # decoders raise all kinds
-                self[index]
-
-        new = [index for index, key in enumerate(self.keys) if key not in self.decoded]
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            list(threads.map(read, new[: max(0, DECODED - len(self.decoded))]))
+        return Clip(clip.item.id, decode_jpegs(frames, None), decode_flac(sound))
 
     def labels(self, index: int) -> Labels:
         return Labels()

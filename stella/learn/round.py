@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from stella.clip import Clip, Source
+from stella.clip import Source
 from stella.config import to_tree
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
@@ -65,7 +65,6 @@ class Learner:
         self._last: Line | None = None  # the last round's record …
         self._known: Vectors = {}  # … and the embeddings by its state
         self._behind = Behind()
-        self._decoded: dict[str, Clip] = {}  # clips that the last round was measured with
         self._seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -136,6 +135,8 @@ class Learner:
         self._seconds = {}
         with self.stop.at_once(), self._timed("setting aside"):
             held = self._set_aside(folder, plan, skipped)
+        with self.stop.at_once(), self._timed("decoding"):
+            self._examiner.read(held)
         with self.stop.at_once(), self._timed("loading"):
             trainer = self._prepared(folder, plan, skipped, trainer)
             first = trainer.counters.step
@@ -170,9 +171,7 @@ class Learner:
             source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
         most = self.home.settings.measured(plan.epochs * plan.clips)
-        measured = kept([*self.home.plans(), plan], most)
-        self._decoded = {clip.key: self._decoded[clip.key] for clip in measured if clip.key in self._decoded}
-        return HeldOut(self.home.held, measured, self._decoded, self.machine.device)
+        return HeldOut(self.home.held, kept([*self.home.plans(), plan], most))
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""

@@ -1,5 +1,6 @@
-"""Clips that are set aside go through the model in batches of one size, and come out as they do one by one."""
+"""Clips that are set aside go through the model in batches of one size, are read once, and come out as one by one."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,54 +11,143 @@ import torch
 from helpers.learning import config_for, packed, quiet
 
 import stella
-from stella.evaluate import matching, retrieval
-from stella.learn.examine import BATCH, in_full_batches
+from stella.clip import Clip
+from stella.evaluate import retrieval
+from stella.learn import examine
+from stella.learn.examine import BATCH, Examiner
 from stella.learn.held import HeldOut, kept
 from stella.learn.home import Home, Settings
 from stella.learn.loop import learn
-from stella.learn.vectors import read_vectors
-from stella.model.cav import Patches
+from stella.learn.vectors import Vectors, read_vectors
+from stella.methods.base import Method
+from stella.runs.build import build_method
+from stella.runs.config import machine
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
-@pytest.mark.parametrize("clips", [1, BATCH - 1, BATCH, BATCH + 1])
-def test_only_the_last_clip_is_repeated(clips: int) -> None:
-    source: Any = list(range(clips))
-    full = in_full_batches(source)
-    assert len(full) % BATCH == 0 and [full[i] for i in range(len(full))][:clips] == source
-    assert {full[i] for i in range(clips, len(full))} <= {clips - 1} and len(full) < clips + BATCH
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A learner after three rounds, of whose clips 29 are set aside."""
+    folder = tmp_path_factory.mktemp("learner")
+    sources = packed(folder / "in", (30, 19, 23))
+    config = config_for(sources[0], method="stella")
+    learn(folder / "home", sources, config, Settings(share=0.4), clips=30, console=quiet())
+    return Home(folder / "home")
 
 
-def test_all_passes_have_one_size_and_all_clips_their_own_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def held(home: Home) -> HeldOut:
+    found = HeldOut(home.held, kept(home.plans(), 1000))
+    assert len(found) > BATCH and len(found) % BATCH
+    return found
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each clip was decoded."""
+    counts: Counter[str] = Counter()
+    plain = HeldOut.__getitem__
+
+    def read(self: HeldOut, index: int) -> Clip:
+        counts[self.keys[index]] += 1
+        return plain(self, index)
+
+    monkeypatch.setattr(HeldOut, "__getitem__", read)
+    return counts
+
+
+def examiner(home: Home, device: str = "cpu") -> tuple[Examiner, Method]:
+    config = replace(home.config, train=replace(home.config.train, device=device))
+    return Examiner(config, machine(config.train)), build_method(config, torch.device(device))
+
+
+def close(ours: Vectors, theirs: Vectors, apart: float = 1e-5) -> bool:
+    same = ours.keys() == theirs.keys()
+    return same and all(
+        (a - b).abs().max() < apart for key in ours for a, b in zip(ours[key], theirs[key], strict=True)
+    )
+
+
+def test_a_learners_vectors_are_those_of_its_clips_one_by_one(home: Home, held: HeldOut) -> None:
+    config = replace(home.config.stream, batch_size=1, workers=0)
+    one_by_one = retrieval.embed(stella.load(home.root).cav, held, config)
+    found = read_vectors(home.round(home.current).embeddings)
+    assert close(found, dict(zip(held.keys, zip(one_by_one.a, one_by_one.v, strict=True), strict=True)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_passes_have_one_size(home: Home, held: HeldOut, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, set[int]] = {}
+
+    def noted(name: str) -> None:
+        plain: Callable[..., Any] = getattr(examine, name)
+
+        def call(model: Any, second: Any, *more: Any) -> Any:
+            sizes.setdefault(name, set()).add(len(more[0] if name == "judged" else second))
+            return plain(model, second, *more)
+
+        monkeypatch.setattr(examine, name, call)
+
+    for name in ("unit_a", "unit_v", "judged"):
+        noted(name)
+    ours, method = examiner(home, device)
+    for clips in (2, BATCH, len(held)):  # galleries that grow
+        some = held.only(held.keys[:clips])
+        ours.read(some)
+        assert ours.embed(method, some, {}).keys() == set(some.keys)
+    assert 0 <= (ours.matching(method, held) or -1) <= 100
+    assert sizes == {"unit_a": {BATCH}, "unit_v": {BATCH}, "judged": {BATCH}}
+
+
+def test_clips_are_decoded_once_and_forgotten_when_they_are_not_measured(
+    home: Home, held: HeldOut, reads: Counter[str]
 ) -> None:
-    sizes: dict[str, list[int]] = {"unit_a": [], "unit_v": [], "score": []}
+    ours, method = examiner(home)
+    some = held.only(held.keys[3:])
+    for _ in range(2):
+        ours.read(some)
+        ours.embed(method, some, {})
+        ours.matching(method, some)
+    assert reads == Counter(some.keys)
+    ours.read(held.only(held.keys[:3]))
+    ours.read(held)
+    assert reads == Counter(held.keys) + Counter(some.keys)
 
-    def noted(module: Any, name: str, position: int) -> None:
-        plain: Callable[..., Any] = getattr(module, name)
 
-        def call(*given: Any) -> Any:
-            passed = given[position]
-            sizes[name].append(len(passed.values if isinstance(passed, Patches) else passed))
-            return plain(*given)
+def test_what_has_no_place_is_decoded_each_time_with_the_same_outcome(
+    home: Home, held: HeldOut, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_all, method = examiner(home)
+    with_all.read(held)
+    expected = with_all.embed(method, held, {}), with_all.matching(method, held)
+    reads.clear()
+    monkeypatch.setattr(examine, "READY", BATCH)
+    few, _ = examiner(home)
+    few.read(held)
+    assert close(few.embed(method, held, {}), expected[0], 1e-9) and few.matching(method, held) == expected[1]
+    assert set(reads) == set(held.keys) and {reads[key] for key in held.keys[:BATCH]} == {1}
+    assert min(reads[key] for key in held.keys[BATCH:]) == 1 < max(reads.values())
 
-        monkeypatch.setattr(module, name, call)
 
-    noted(retrieval, "unit_a", 1)
-    noted(retrieval, "unit_v", 1)
-    noted(matching, "score", 2)
-    sources = packed(tmp_path / "in", (30, 19, 23))
-    home = tmp_path / "home"
-    learn(home, sources, config_for(sources[0], method="stella"), Settings(share=0.4), clips=30, console=quiet())
-    assert all(found and set(found) == {BATCH} for found in sizes.values())
+def test_what_is_known_is_not_embedded(home: Home, held: HeldOut, reads: Counter[str]) -> None:
+    ours, method = examiner(home)
+    known = {key: (torch.zeros(3), torch.ones(3)) for key in held.keys[5:]}
+    found = ours.embed(method, held, known)
+    assert list(found) == held.keys and set(reads) == set(held.keys[:5])
+    assert all(found[key] is known[key] for key in held.keys[5:])
 
-    monkeypatch.undo()
-    opened = Home(home)
-    held = HeldOut(opened.held, kept(opened.plans(), 1000))
-    assert len(held) > BATCH and len(held) % BATCH
-    model, config = stella.load(home).cav, replace(opened.config.stream, batch_size=1, workers=0)
-    one_by_one = retrieval.embed(model, held, config)
-    vectors = read_vectors(opened.round(opened.current).embeddings)
-    assert vectors.keys() == set(held.keys)
-    for key, a, v in zip(held.keys, one_by_one.a, one_by_one.v, strict=True):
-        torch.testing.assert_close(vectors[key][0], a, rtol=0, atol=1e-5)
-        torch.testing.assert_close(vectors[key][1], v, rtol=0, atol=1e-5)
+
+def test_a_clip_that_cannot_be_read_is_left_out(home: Home, held: HeldOut, tmp_path: Path) -> None:
+    for clip in held.clips:
+        (tmp_path / f"{clip.key}.tar").write_bytes((home.held / f"{clip.key}.tar").read_bytes())
+    damaged, gone = held.keys[-1], held.keys[4]
+    ours, method = examiner(home)
+    expected = ours.embed(method, held, {})
+    (tmp_path / f"{damaged}.tar").write_bytes(b"nothing of a tar")
+    there = HeldOut(tmp_path, held.clips)
+    (tmp_path / f"{gone}.tar").unlink()  # after the list was made
+    ours, _ = examiner(home)
+    ours.read(there)
+    assert close(ours.embed(method, there, {}), {k: v for k, v in expected.items() if k not in (damaged, gone)})
+    assert ours.matching(method, there) is not None
