@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from stella.data.shards import DamagedSampleError, read_head
 from stella.data.skipped import in_words
+from stella.errors import number_of
 from stella.files import Line, write_text
 from stella.learn.home import Home, learnt
 from stella.learn.measure import fall
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
-from stella.runs.progress import number_of
 
 SHOWN = 30  # newest rounds in the table
 CURVES = (
@@ -119,7 +119,7 @@ def time_labels(first: datetime, last: datetime) -> dict[str, datetime]:
 
 def _held(memory: dict[str, Any]) -> str:
     held, distinct = sum(memory["rounds"]), memory.get("distinct")
-    return f"{held:,} clips" + (f", {distinct:,} of them distinct." if distinct else ".")
+    return f"{number_of(held, 'clip')}" + (f", {distinct:,} of them distinct." if distinct else ".")
 
 
 @styled

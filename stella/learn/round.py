@@ -24,7 +24,7 @@ from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
 from stella.data.workers import trim
 from stella.embed.model import fingerprint
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
@@ -39,7 +39,7 @@ from stella.model.layouts import under
 from stella.runs.build import build_method
 from stella.runs.config import machine
 from stella.runs.environment import environment
-from stella.runs.progress import Display, number_of, say
+from stella.runs.progress import Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, copied, fetched

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from stella.errors import number_of
 from stella.files import Line
 from stella.learn.home import Home, learnt
 
@@ -32,7 +33,7 @@ def status_table(home: Home) -> Group:
     if following.ended:
         lines.append(f"round {following.number} is kept apart: take it with --accept, or throw it away with --drop")
     elif following.plan.exists():
-        lines.append(f"round {following.number} is in progress: {following.read_plan().clips} clips")
+        lines.append(f"round {following.number} is in progress: {number_of(following.read_plan().clips, 'clip')}")
     kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
     lines += [f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}"] if kept else []
     return Group(table, *map(Text, lines))

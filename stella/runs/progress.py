@@ -19,11 +19,6 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(plain(line), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
-def number_of(count: int, noun: str) -> str:
-    """`1 clip`, `2,000 clips`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 class Display(Progress):
     """The progress bar of a run, as a context. `total` is the expected number of steps."""
 

@@ -22,7 +22,7 @@ from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
 from stella.data.views import part as part_of
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
@@ -31,7 +31,7 @@ from stella.runs.config import machine
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
 from stella.runs.plan import too_little
-from stella.runs.progress import number_of, say
+from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
 from stella.train.trainer import Trainer

@@ -220,7 +220,7 @@ def test_video2dataset_shards(tmp_path: Path, videos: list[bytes]) -> None:
     members |= {"000000003.mp4": videos[2], "000000003.json": b"not json"}
     src = pack(tmp_path / "src" / "00000.tar", members)
     (tmp_path / "src" / "00000_stats.json").write_text("{}")
-    assert "1 shards of video2dataset" in recognise(src.parent).told()[0]
+    assert "1 shard of video2dataset" in recognise(src.parent).told()[0]
     plain = run(src.parent, tmp_path / "plain")
     assert plain.clips == 3 and reasons(tmp_path / "plain") == {"000000002.json": "not fetched"}
     listed = [("aaaaaaaaaaa", 12), ("bbbbbbbbbbb", 30), ("ccccccccccc", 0), ("ddddddddddd", 0)]

@@ -297,7 +297,7 @@ def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
     run(tmp_path / "src", tmp_path / "dst")
     (tmp_path / "src" / "b.mp4").unlink()
     summary = run(tmp_path / "src", tmp_path / "dst")
-    assert summary.gone == ("b.mp4",) and "1 files are gone whose clips remain: b.mp4" in str(summary)
+    assert summary.gone == ("b.mp4",) and "gone: 1 file whose clips remain, b.mp4" in str(summary)
 
 
 def test_without_one_usable_clip_the_command_fails(tmp_path: Path) -> None:
