@@ -79,6 +79,11 @@ class SourceConfig(ABC):
         return self.source
 
     @property
+    def described(self) -> str:
+        """What the clips are, in words."""
+        return self.source
+
+    @property
     def cached(self) -> bool:
         """Whether clips are cached in this process, which makes worker processes useless for evaluation."""
         return False
