@@ -79,9 +79,9 @@ class Served:
             self._state = time.monotonic(), tree | {"learner": self.versions.home() is not None}
         return self._state[1]
 
-    def moment(self, name: str) -> Moment:
+    def moment(self, id: str) -> Moment:
         try:
-            return self.index.moment(place_of(name))
+            return self.index.moment(place_of(id))
         except NoMomentError as error:
             raise HttpError(404, str(error)) from error
 
