@@ -54,8 +54,10 @@ class Attached:
         }
 
     def _doing(self, following: Any) -> str:
-        if following.ended:
-            return f"round {following.number} is kept apart: it makes too much be forgotten, and someone must decide"
+        from stella.learn.measure import judged
+
+        if apart := following.kept_apart:
+            return f"round {following.number} is kept apart for what it forgets, {judged(apart)}; someone must decide"
         running = in_use(self.home.root / "lock")
         if following.plan.exists():
             doing = f"round {following.number} is in progress, with {number_of(following.read_plan().clips, 'clip')}"
