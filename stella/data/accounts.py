@@ -1,7 +1,8 @@
 """What became of every clip of a preparation: used, left out by a rule, missing, or broken."""
 
+import filecmp
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
 from stella.data.tasks import ONLY_TASK
 from stella.errors import ClipError, StellaError, number_of
-from stella.files import read_json, write_json
+from stella.files import is_remote, read_json, write_json
 
 LISTED = "listed.json"  # how many clips the lists name for each task of a benchmark, beside the shards
 
@@ -83,6 +84,29 @@ def check_lists(folder: Path, material: Material, name: object) -> None:
         raise StellaError(
             f"{name} holds clips of {', '.join(before)}; give these lists first, or choose another folder"
         )
+
+
+def check_names(folders: Iterable[str], material: Material, made: Collection[str], name: object) -> None:
+    """Refuse a file that has the name of another one, in another of `folders`, which clips were `made` of: a clip is
+    known by that name, and one of the two would be lost."""
+    if material.listed or is_remote(material.root):
+        return
+    known = [file for file in (*material.files, *map(material.name, material.archives)) if file in made]
+    for folder in folders:
+        for file in known:
+            here, there = material.root / file, Path(folder, file)
+            if there.is_file() and not _same(here, there):
+                raise StellaError(
+                    f"{here} has the name of {there}, whose clips {name} holds, and clips are known by these names; "
+                    "rename it, or prepare the folder above both into another folder"
+                )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return filecmp.cmp(one, other)
+    except OSError:  # what cannot be read is listed when its turn comes
+        return True
 
 
 def write_listed(folder: Path, material: Material) -> None:
