@@ -104,7 +104,9 @@ def render(
     from stella.data.scenes.export import export
 
     scenes = Scenes(task, split, clips, size=size, seed=seed)
-    for _ in track(export(scenes, out), f"Rendering {task}", total=clips, console=console):
+    for _ in track(
+        export(scenes, out), f"Rendering {task}", total=clips, console=console, disable=not console.is_terminal
+    ):
         pass
     say(f"{number_of(clips, 'clip')} in {out}")
 
@@ -123,6 +125,6 @@ def archive(
     from stella.data.scenes.archive import archive as write
 
     total, names = write(like, out, clips, size, seed)
-    for _ in track(names, f"Rendering {like}", total=total, console=console):
+    for _ in track(names, f"Rendering {like}", total=total, console=console, disable=not console.is_terminal):
         pass
     say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir())[:5])} …")

@@ -40,7 +40,7 @@ def embed(
         say(f"{model}: {note}", "yellow")
     how = {"overlap": overlap, "batch": batch}
     both = embed_on_ray(ray, model, found, os.cpu_count() or 1, **how) if ray else embed_each(loaded, found, **how)
-    for file, made in track(both, "embedding", total=len(found), console=console):
+    for file, made in track(both, "embedding", total=len(found), console=console, disable=not console.is_terminal):
         if isinstance(made, ClipError):
             bad.append(made)
         else:

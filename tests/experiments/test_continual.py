@@ -70,7 +70,7 @@ def test_the_cost_is_told_and_measured_once(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / done / "metrics.jsonl").write_text('{"kind": "end"}\n')
     text = io.StringIO()
     initial.tell_cost(configs, range(3), tmp_path, Console(file=text, width=300))
-    assert "0.2 hours of training on this machine for 1 runs of 1 configurations" in text.getvalue()
+    assert "0.2 hours of training on this machine for 1 run of 1 configuration," in text.getvalue()
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
