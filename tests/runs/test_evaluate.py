@@ -76,6 +76,14 @@ def test_a_run_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> 
             refused()
 
 
+def test_a_downstream_run_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    edit_config(run, lambda config: (config.pop("method"), config.update(task="classify")))
+    for refused in (lambda: evaluate_weights(str(run)), lambda: resume(run, console=QUIET)):
+        with pytest.raises(StellaError, match=r"is a run of stella transfer; .* stella transfer --resume"):
+            refused()
+
+
 def test_weights_of_other_sizes_are_refused_before_a_run_starts(tmp_path: Path) -> None:
     with pytest.raises(StellaError, match=r"base-tiny.* does not fit this run: image_size was 96 and is now 32"):
         pretrain(quick("finetune", "model.weights=base-tiny"), tmp_path / "run", console=QUIET)
