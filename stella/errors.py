@@ -1,6 +1,6 @@
 """Errors that a user can cause. Each message names the value, the place and the remedy in one sentence.
 
-What a message quotes may come from anywhere; `plain` makes it safe to print.
+What a message quotes may come from anywhere; `plain` makes it safe to print. `number_of` counts in words.
 """
 
 import importlib
@@ -16,6 +16,11 @@ def plain(text: object) -> str:
     """
     joiners = "\u200c\u200d"  # of many scripts
     return "".join(c if c.isprintable() or c in joiners else ascii(c)[1:-1] for c in str(text))
+
+
+def number_of(count: int, noun: str) -> str:
+    """`1 clip`, `2,000 clips`, `3 classes`."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun[-1] in 'sx' else 's'}"
 
 
 class StellaError(Exception):

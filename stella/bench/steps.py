@@ -11,7 +11,7 @@ import torch
 from stella.clip import Batch
 from stella.data.packed import Packed
 from stella.data.stream import Stream, StreamConfig
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.fast.graphs import SHARED_WARM_UPS, WARM_UPS
 from stella.model.cav import CAVConfig
 from stella.peers import ALONE, Peers, cut
@@ -67,7 +67,8 @@ def make_trainer(config: RunConfig, packed: Path | None = None, peers: Peers = A
             fitting = " ".join(f"{name}={size}" for name, size in sizes.items())
             raise ConfigError(f"{packed} was packed for other sizes than the model's; set {fitting}")
         if len(clips) < size:
-            raise ConfigError(f"{packed} has {len(clips)} clips, fewer than a batch of {size}; choose smaller batches")
+            held = number_of(len(clips), "clip")
+            raise ConfigError(f"{packed} has {held}, fewer than a batch of {size}; choose smaller batches")
         stream = Stream([("packed", clips)], shape, place.device, None, peers)
     return Trainer(build_method(config, place.device), stream, config.train, place, peers)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stella.cli.common import Overrides, Ray, Recipe, say, split
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 
 Workers = Annotated[
     int | None, typer.Option(min=1, max=1000, help="Number of worker processes.", show_default="one per core")
@@ -42,14 +42,14 @@ def look(
     for error in bad:
         say(f"skipped {error}", "yellow")
     if not good:
-        raise StellaError(f"none of the {len(bad)} clips tried in {src} can be used; see the reasons above")
-    title = f"{task or Path(src).name} · {len(source)} clips"
+        raise StellaError(f"none of {number_of(len(bad), 'clip')} tried in {src} can be used; see the reasons above")
+    title = f"{task or Path(src).name} · {number_of(len(source), 'clip')}"
     contact_sheet([each.clip for each in good], out, title, [each.title for each in good])
     for line in told(good, source):
         say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
     more = " (--clips for more)" if len(found) < len(source) else ""
-    say(f"{out}  {len(good)} of {len(source)} clips shown{more}{tail}")
+    say(f"{out}  {len(good)} of {number_of(len(source), 'clip')} shown{more}{tail}")
 
 
 def prepare(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stella.cli.common import Overrides, console, integers, listed, say, split, wide
-from stella.errors import StellaError, plain
+from stella.errors import StellaError, number_of, plain
 
 if TYPE_CHECKING:
     from stella.runs.folder import RunFolder
@@ -113,7 +113,7 @@ def weights(
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("format", found.format)
     parameters = sum(tensor.numel() for tensor in tensors)
-    table.add_row("parameters", f"{parameters:,} in {len(tensors)} tensors ({', '.join(sorted(kinds))})")
+    table.add_row("parameters", f"{parameters:,} in {number_of(len(tensors), 'tensor')} ({', '.join(sorted(kinds))})")
     table.add_row("matching module", "yes" if found.has_avm else "no")
     inputs = found.header.get("inputs", "not stated")
     for name, value in {"sizes": found.sizes, "inputs": inputs, **found.extra}.items():

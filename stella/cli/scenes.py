@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from stella.cli.common import console, say
+from stella.errors import number_of
 
 app = typer.Typer(help="The embedded benchmark: rendered clips, nothing to download.", no_args_is_help=True)
 
@@ -51,7 +52,8 @@ def audit(
     from stella.report.tables import CEILINGS
 
     table = Table(
-        title=f"Cue audit of {size}: A (mean of R@1/5/10, both directions, %) by one cue alone, {clips} clips per task",
+        title=f"Cue audit of {size}: A (mean of R@1/5/10, both directions, %) by one cue alone, "
+        f"{number_of(clips, 'clip')} per task",
         caption="Each query has one correct answer. Ties are broken at random.",
     )
     rows = run({task: Scenes(task, "eval", clips, size=size, seed=seed) for task in TASKS})
@@ -73,7 +75,8 @@ def _audit_downstream(clips: int, size: str, seed: int) -> None:
     from stella.transfer.ceilings import ceilings
     from stella.transfer.tasks import FIRST
 
-    table = Table("task", "figure", "by", title=f"The downstream tasks on {size}, {clips} clips of each part per task")
+    title = f"The downstream tasks on {size}, {number_of(clips, 'clip')} of each part per task"
+    table = Table("task", "figure", "by", title=title)
     data = ScenesConfig(size=size, seed=seed, clips=clips, eval_clips=clips, cache="off")
     for task in DOWNSTREAM:
         found = ceilings(task, data.downstream(task))
@@ -101,9 +104,11 @@ def render(
     from stella.data.scenes.export import export
 
     scenes = Scenes(task, split, clips, size=size, seed=seed)
-    for _ in track(export(scenes, out), f"Rendering {task}", total=clips, console=console):
+    for _ in track(
+        export(scenes, out), f"Rendering {task}", total=clips, console=console, disable=not console.is_terminal
+    ):
         pass
-    say(f"{clips} clips in {out}")
+    say(f"{number_of(clips, 'clip')} in {out}")
 
 
 @app.command()
@@ -120,6 +125,6 @@ def archive(
     from stella.data.scenes.archive import archive as write
 
     total, names = write(like, out, clips, size, seed)
-    for _ in track(names, f"Rendering {like}", total=total, console=console):
+    for _ in track(names, f"Rendering {like}", total=total, console=console, disable=not console.is_terminal):
         pass
     say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir())[:5])} …")

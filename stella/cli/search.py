@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stella.cli.common import say, wide
-from stella.errors import StellaError, plain
+from stella.errors import StellaError, number_of, plain
 
 SHOWN_BAD = 20
 
@@ -78,7 +78,7 @@ def index(
     if forget:
         for source in sources:
             found.forget(source)
-            say(f"{source} is dropped; {sum(found.state().files.values()):,} files are left")
+            say(f"{source} is dropped; {number_of(sum(found.state().files.values()), 'file')} left")
     else:
         done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         _list_bad(found, SHOWN_BAD)
@@ -90,7 +90,7 @@ def index(
                 "yellow",
             )
     if compact:
-        say(f"{found.compact():,} rows of dropped windows removed")
+        say(f"{number_of(found.compact(), 'row')} of dropped windows removed")
     if faiss:
         found.build_ivf()
         say("search --faiss is ready")

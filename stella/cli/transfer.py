@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from stella.cli.common import Overrides, console, say, split
-from stella.errors import StellaError
-from stella.runs.progress import number_of
+from stella.errors import StellaError, number_of
 
 
 def transfer(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stella.cli.common import Ray, console, say
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 
 ModelName = Annotated[
     str,
@@ -40,7 +40,7 @@ def embed(
         say(f"{model}: {note}", "yellow")
     how = {"overlap": overlap, "batch": batch}
     both = embed_on_ray(ray, model, found, os.cpu_count() or 1, **how) if ray else embed_each(loaded, found, **how)
-    for file, made in track(both, "embedding", total=len(found), console=console):
+    for file, made in track(both, "embedding", total=len(found), console=console, disable=not console.is_terminal):
         if isinstance(made, ClipError):
             bad.append(made)
         else:
@@ -48,8 +48,9 @@ def embed(
     for refused in bad:
         say(f"skipped {refused}", "yellow")
     if len(bad) == len(found):
-        raise StellaError(f"none of the {len(bad)} files could be embedded; see the reasons above")
-    say(f"{out}  {collected.write(loaded)} of {len(found) - len(bad)} files" + (f"; {len(bad)} skipped" if bad else ""))
+        raise StellaError(f"none of {number_of(len(bad), 'file')} could be embedded; see the reasons above")
+    used = number_of(len(found) - len(bad), "file")
+    say(f"{out}  {collected.write(loaded)} of {used}" + (f"; {len(bad)} skipped" if bad else ""))
     raise typer.Exit(bool(bad))
 
 
@@ -83,11 +84,12 @@ def localise(
     if train_on is not None:
         i, shards = loaded.inputs, any(train_on.glob("shard-*.tar"))
         source = Shards(train_on, i.frames, i.span, i.size, i.duration) if shards else Folder(train_on, i.plan())
-        with console.status(f"training a matching module on {len(source)} clips"):
+        with console.status(f"training a matching module on {number_of(len(source), 'clip')}"):
             loss = train_matching(loaded, source, steps)
-        say(f"matching module trained for {steps} steps: loss {loss:.3f} (by chance 0.693)")
+        say(f"matching module trained for {number_of(steps, 'step')}: loss {loss:.3f} (by chance 0.693)")
         if save is not None:
             loaded.save(save)
             say(f"{save}  the model with its matching module")
     maps = loaded.localise(video, overlap=overlap, progress=console.is_terminal)
-    say(f"{out}  {write_film(loaded, maps, video, out)} frames, {len(maps)} windows")
+    frames = number_of(write_film(loaded, maps, video, out), "frame")
+    say(f"{out}  {frames}, {number_of(len(maps), 'window')}")

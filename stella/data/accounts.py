@@ -1,7 +1,8 @@
 """What became of every clip of a preparation: used, left out by a rule, missing, or broken."""
 
+import filecmp
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
 from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
 from stella.data.tasks import ONLY_TASK
-from stella.errors import ClipError, StellaError
-from stella.files import read_json, write_json
+from stella.errors import ClipError, StellaError, number_of
+from stella.files import is_remote, read_json, write_json
 
 LISTED = "listed.json"  # how many clips the lists name for each task of a benchmark, beside the shards
 
@@ -29,14 +30,15 @@ class Summary:
     listed: int | None = None  # rows of the lists: used + left out + missing + broken
 
     def __str__(self) -> str:
-        text = f"{self.clips} clips ({self.added} new) in {self.bytes / 2**20:.1f} MiB, {self.seconds:.0f} s"
+        clips, size = number_of(self.clips, "clip"), f"{self.bytes / 2**20:.1f} MiB"
+        text = f"{clips} ({self.added:,} new) in {size}, {self.seconds:.0f} s"
         parts = [text if self.clips else "no clip could be used"]
         parts += [f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"]
         parts += [f"left out: {in_words(self.left_out)}"] if self.left_out else []
         parts += [f"kept: {in_words(self.odd)}"] if self.odd else []
-        parts += [f"{self.missing:,} of {self.listed:,} listed clips are missing"] if self.missing else []
+        parts += [f"missing: {self.missing:,} of {number_of(self.listed or 0, 'listed clip')}"] if self.missing else []
         named = f"{', '.join(self.gone[:5])}{' …' if len(self.gone) > 5 else ''}"
-        parts += [f"{len(self.gone)} files are gone whose clips remain: {named}"] if self.gone else []
+        parts += [f"gone: {number_of(len(self.gone), 'file')} whose clips remain, {named}"] if self.gone else []
         return "; ".join(parts)
 
 
@@ -84,6 +86,29 @@ def check_lists(folder: Path, material: Material, name: object) -> None:
         )
 
 
+def check_names(folders: Iterable[str], material: Material, made: Collection[str], name: object) -> None:
+    """Refuse a file that has the name of another one, in another of `folders`, which clips were `made` of: a clip is
+    known by that name, and one of the two would be lost."""
+    if material.listed or is_remote(material.root):
+        return
+    known = [file for file in (*material.files, *map(material.name, material.archives)) if file in made]
+    for folder in folders:
+        for file in known:
+            here, there = material.root / file, Path(folder, file)
+            if there.is_file() and not _same(here, there):
+                raise StellaError(
+                    f"{here} has the name of {there}, whose clips {name} holds, and clips are known by these names; "
+                    "rename it, or prepare the folder above both into another folder"
+                )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return filecmp.cmp(one, other)
+    except OSError:  # what cannot be read is listed when its turn comes
+        return True
+
+
 def write_listed(folder: Path, material: Material) -> None:
     """Keep how many clips the lists name for each task: a run states it beside what it has."""
     tree: dict[str, dict[str, dict[str, int]]] = {}
@@ -104,8 +129,8 @@ def dry_run(material: Material, done: Collection[str] = ()) -> list[str]:
         elif each.error is not None:
             notes.append(str(each.error))
     found -= set(done)
-    lines = [f"found: {len(found):,} clips" + (f", {len(done):,} are prepared already" if done else "")]
+    lines = [f"found: {number_of(len(found), 'clip')}" + (f"; prepared already: {len(done):,}" if done else "")]
     if material.listed:
         missing = len(material.kept) - len(found | {row.id for row in material.kept if row.id in done})
-        lines += [f"missing: {missing:,} of {len(material.kept):,} wanted clips"]
+        lines += [f"missing: {missing:,} of {number_of(len(material.kept), 'wanted clip')}"]
     return lines + notes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
 from stella.data.workers import WORKER_GB, Done, Pool, Tick
-from stella.errors import ClipError, StellaError, skippable
+from stella.errors import ClipError, StellaError, number_of, skippable
 from stella.media.augment import Generators, add_noise, center_crop, multi_scale_crop, time_shift
 from stella.media.fbank import LENGTH, fbank
 from stella.peers import cut
@@ -103,8 +103,8 @@ class Maker:
         if job.bad:
             reason = next(iter(job.bad.values()))[0]
             raise StellaError(
-                f"a worker could not make {len(indices)} clips at once ({reason}); use a smaller batch_size, fewer "
-                "workers or a higher time_limit"
+                f"a worker could not make {number_of(len(indices), 'clip')} at once ({reason}); use a smaller "
+                "batch_size, fewer workers or a higher time_limit"
             )
         tick(0)
         lengths = None

@@ -7,7 +7,7 @@ from statistics import median
 from stella.clip import ArraySource, Source, Timed
 from stella.data.chunk import Job, make
 from stella.data.workers import Tick
-from stella.errors import ClipError, skippable
+from stella.errors import ClipError, number_of, skippable
 
 LOOKED_AT = 200  # clips, spread evenly over a source
 ENOUGH = 0.9  # share of a clip: clips of 10 s under a plan of 10.24 are nothing to tell
@@ -41,7 +41,7 @@ def too_short(source: Source, seconds: float, workers: int = 0, time_limit: floa
     short = [length for length in found if length < ENOUGH * seconds]
     if not short:
         return None
-    among = f"{total:,} clips" if looked_at == total else f"{looked_at} clips looked at (of {total:,})"
+    among = number_of(looked_at, "clip") + ("" if looked_at == total else f" looked at (of {total:,})")
     half = median(short)
     remedy = "pack them again with" if isinstance(source, ArraySource) else "set"
     return (

@@ -74,7 +74,7 @@ class Maker:
         self.clips = 0
         self.line: deque[_Place] = deque()  # in the order of writing
         self.ready: deque[_Place] = deque()  # to be submitted
-        self.given = set(given)
+        self.given: dict[str, str | None] = dict.fromkeys(given)  # the file of each clip, where it is known
         self.group, self.position = Group(-1), 0  # that is being written
 
     def work(self, groups: Iterable[Work], means: Means) -> None:
@@ -96,20 +96,33 @@ class Maker:
     def _feed(self, groups: Iterable[Work]) -> Iterator[_Place]:
         for group, jobs in groups:
             yield _Place(None, group)
+            before: set[str] = set()  # clips of this group
             for each in jobs:
-                yield _Place(None, each) if isinstance(each, End) else self._place(each, group)
+                if isinstance(each, End):
+                    yield _Place(None, each)
+                else:
+                    yield self._place(each, group, twice=each.id in before)
+                    before.add(each.id)
             yield _Place(None, Ended())
 
-    def _place(self, each: Job | Unfetched, group: Group | None = None) -> _Place:
+    def _place(self, each: Job | Unfetched, group: Group | None = None, twice: bool = False) -> _Place:
         shard = self.writer.ids.get(each.id, "")
         if group is not None and group.name < shard[:12] in self.waiting:  # made by a cluster, ahead of its turn
             self.writer.drop(shard)
         if each.id in self.writer.ids or each.id in self.skipped or each.id in self.given:
-            return _Place(None, Known())
-        self.given.add(each.id)
+            return self._again(each, twice) if isinstance(each, Job) else _Place(None, Known())
+        self.given[each.id] = each.file if isinstance(each, Job) else None
         if isinstance(each, Job):
             return _Place(each)
         return _Place(Job(each.id, each.error.path, 0.0, Labels()), each.error)
+
+    def _again(self, job: Job, twice: bool) -> _Place:
+        """A clip that is known. One from elsewhere, or `twice` in an archive, may be of another video and is listed."""
+        before = self.writer.sources.get(job.id) or self.given.get(job.id) or job.file
+        if job.row is not None or (before == job.file and not twice) or job.file in self.skipped:
+            return _Place(None, Known())
+        remedy = f"{before} has it too: rename this one if it is another video"
+        return _Place(replace(job, id=job.file, data=None), ClipError(self.root / job.file, "name of another", remedy))
 
     def _fetch(self, feed: Iterator[_Place], most: int) -> bool:
         """Take jobs until `most` are ready or too many results wait; whether any is ready."""

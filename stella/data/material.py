@@ -12,7 +12,7 @@ from stella.data.archives.base import read_tree
 from stella.data.archives.rows import SECONDS, Row, chosen, class_in, display_names, read_rows
 from stella.data.archives.tar import ARCHIVE, Archive, Member
 from stella.data.folder import VIDEO_SUFFIXES, read_labels, refuse, walk
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, number_of
 from stella.files import is_remote
 from stella.media.decode import read_duration
 
@@ -158,20 +158,19 @@ class Material:
     def told(self) -> list[str]:
         """What was recognised, in sentences."""
         size = sum(archive.size for archive in self.archives)
-        kinds = Counter("shards of video2dataset" if a.video2dataset else "archives of videos" for a in self.archives)
-        found = [f"{count:,} {kind}" for kind, count in kinds.items()]
+        kinds = Counter(("shard", "video2dataset") if a.video2dataset else ("archive", "videos") for a in self.archives)
+        found = [f"{number_of(count, noun)} of {what}" for (noun, what), count in kinds.items()]
         if found:
             found[-1] += f" ({size / 1e9:,.1f} GB)" if size >= 5e7 else f" ({size / 1e6:,.1f} MB)"
-        found += [f"{len(self.files):,} videos"] if self.files else []
-        found += [f"{len(self.stills):,} clips as frames and sound (CAV-MAE)"] if self.stills else []
+        found += [number_of(len(self.files), "video")] if self.files else []
+        found += [f"{number_of(len(self.stills), 'clip')} as frames and sound (CAV-MAE)"] if self.stills else []
         lines = [f"{self.root}: {', '.join(found)}"]
         if self.listed:
             why = Counter(self.left_out.values()).most_common()
             out = f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in why)}" if why else ""
             of = f" of {self.only}" if self.only else ""
-            lines.append(
-                f"{', '.join(self.lists)}: {len(self.rows):,} clips listed, {len(self.kept):,}{of} wanted{out}"
-            )
+            listed = f"{number_of(len(self.rows), 'clip')} listed, {len(self.kept):,}{of} wanted"
+            lines.append(f"{', '.join(self.lists)}: {listed}{out}")
         return lines
 
 

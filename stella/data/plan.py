@@ -1,8 +1,8 @@
 """The plan of a preparation: which clips go into which shard, decided before anything is decoded.
 
 A group is a number of files, or one archive. Its clips go into its own shards in their order, so many into each: one
-machine or many leave the same bytes. `plan.jsonl` has a line for each group, and one when it is done. What turns up
-later becomes further groups.
+machine or many leave the same bytes. `plan.jsonl` has a line for each group, one when it is done, and one for each
+folder that files came from. What turns up later becomes further groups.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,18 +35,33 @@ class Group:
         return f"{self.name}-{position // clips:04d}" if several else self.name
 
 
+def folders_in(root: Path) -> list[str]:
+    """The folders whose files were planned in `root`."""
+    return [line["folder"] for line in read_lines(root / PLAN) if "folder" in line]
+
+
 class Plan:
     def __init__(self, root: Path, first: int) -> None:
         """`first` is the first number that no shard has."""
         self.groups: dict[int, Group] = {}
         self.done: set[int] = set()
+        self.folders = folders_in(root)
         for line in read_lines(root / PLAN):
             if "done" in line:
                 self.done.add(line["done"])
-            else:
+            elif "folder" not in line:
                 self.groups[line["number"]] = Group(**line | {"jobs": tuple(line["jobs"])})
         self._next = max([first, *(number + 1 for number in self.groups)])
         self._lines = Lines(root / PLAN)
+
+    @property
+    def archives(self) -> set[str]:
+        return {group.archive for group in self.groups.values() if group.archive is not None}
+
+    def add_folder(self, folder: str) -> None:
+        if folder not in self.folders:
+            self.folders.append(folder)
+            self._lines.write({"folder": folder})
 
     @property
     def waiting(self) -> list[Group]:

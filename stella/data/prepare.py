@@ -18,16 +18,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stella.config import differences
-from stella.data.accounts import LISTED, Summary, check_lists, counted, dry_run, leave_out, list_missing, write_listed
+from stella.data.accounts import (
+    LISTED,
+    Summary,
+    check_lists,
+    check_names,
+    counted,
+    dry_run,
+    leave_out,
+    list_missing,
+    write_listed,
+)
 from stella.data.away import Away, away_from
 from stella.data.cluster import make_on_ray
 from stella.data.cut import Settings
 from stella.data.make import Maker, Means, Work, stamp
 from stella.data.material import Job, Material, recognise
 from stella.data.mirror import opened
-from stella.data.plan import PLAN, SHARD_CLIPS, SPLIT_VIDEOS, Group, Plan
+from stella.data.plan import PLAN, SHARD_CLIPS, SPLIT_VIDEOS, Group, Plan, folders_in
 from stella.data.shards import PREPARED
 from stella.data.skipped import Skipped
+from stella.data.tasks import recording_of
 from stella.data.workers import WORKER_GB
 from stella.data.writer import ShardWriter
 from stella.errors import StellaError, plain
@@ -120,7 +131,12 @@ def _prepare(
             f"{plain(newer[0])}{f' and {len(newer) - 1:,} more' if newer[1:] else ''} changed after clips were made. "
             "These clips stay; prepare into another folder to make new ones"
         )
-    plan, groups, works = _planned(material, settings, writer, skipped)
+    plan = Plan(dst, writer.next)
+    made = {*writer.sources.values(), *plan.archives}
+    check_names(plan.folders, material, made, away.there if away else dst)
+    if not is_remote(material.root):
+        plan.add_folder(str(material.root.resolve()))
+    groups, works = _planned(plan, material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
 
     def ended(group: Group) -> None:
@@ -157,16 +173,16 @@ def _newer(material: Material, writer: ShardWriter) -> list[str]:
 
 
 def _planned(
-    material: Material, settings: Settings, writer: ShardWriter, skipped: Skipped
-) -> tuple[Plan, set[str], Iterator[Work]]:
-    """The plan, and the groups of it that are to be made, by name and with their jobs. Clips whose files have changed
+    plan: Plan, material: Material, settings: Settings, writer: ShardWriter, skipped: Skipped
+) -> tuple[set[str], Iterator[Work]]:
+    """The groups of the plan that are to be made, by name and with their jobs. Clips whose files have changed
     are no longer skipped."""
     stale = {
         id: record["source"]
         for id, record in skipped.records.items()
         if "stamp" in record and record["stamp"] != stamp(material.root, record["source"])
     }
-    plan, jobs = Plan(writer.root, writer.next), dict[str, Job]()
+    jobs = dict[str, Job]()
     for job in material.loose(settings.split):
         jobs.setdefault(job.id, job)
     again, finished = set(stale.values()), plan.finished if settings.split else set()
@@ -199,7 +215,7 @@ def _planned(
                 yield group, [jobs[id] for id in group.jobs if id in jobs]
                 material.given += len(group.jobs)
 
-    return plan, names, works()
+    return names, works()
 
 
 def _settle(writer: ShardWriter, groups: Collection[str], unfinished: Collection[str], skipped: Skipped) -> None:
@@ -216,7 +232,11 @@ def _settle(writer: ShardWriter, groups: Collection[str], unfinished: Collection
 
 
 def _summary(material: Material, writer: ShardWriter, skipped: Skipped, added: int, seconds: float) -> Summary:
-    gone = () if material.archives or material.listed else tuple(sorted(writer.sources - set(material.files)))
+    gone = (
+        ()
+        if material.archives or material.listed
+        else tuple(sorted(set(writer.sources.values()) - set(material.files)))
+    )
     broken, out, missing = counted(skipped)
     listed = len(material.rows) if material.listed else None
     return Summary(
@@ -235,7 +255,9 @@ def rehearse(
     """What `prepare` would find, miss and leave out, in sentences. Nothing is written."""
     material = recognise(located(src), labels_csv, [located(file) for file in csv], only)
     there = located(dst)
-    done = ShardWriter.ids_in(opened(dst).folder) if there.is_dir() else set()
+    folder = opened(dst).folder
+    done = ShardWriter.ids_in(folder) if there.is_dir() else set()
+    check_names(folders_in(folder), material, {recording_of(id) for id in done}, dst)
     return [*material.told(), *dry_run(material, done)]
 
 
@@ -244,7 +266,8 @@ class Watch:
 
     def __init__(self, material: Material, skipped: Skipped, bar: Progress, tell: Callable[[str], None]) -> None:
         self.material, self.skipped, self.bar, self.tell = material, skipped, bar, tell
-        self.shown, self.before = bar.add_task("preparing", total=material.clips), len(skipped)
+        total = None if material.clips is None else material.clips - material.given  # not those of earlier calls
+        self.shown, self.before = bar.add_task("preparing", total=total), len(skipped)
         self.share, self.began = material.share, time.monotonic()
 
     def wrote(self, clips: int) -> None:
@@ -271,7 +294,8 @@ def _keep_settings(dst: Path, settings: Settings, away: Away | None = None) -> N
 
 def progress_bar(shown: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not shown)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not (shown and console.is_terminal))
 
 
 def in_hours(seconds: float) -> str:

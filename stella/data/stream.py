@@ -22,7 +22,7 @@ from stella.config import differences
 from stella.data.chunk import Chunk, Job, Maker, make
 from stella.data.skipped import Skipped, in_words
 from stella.data.workers import MOST_WORKERS, WORKER_GB
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.peers import ALONE, Peers, cut, owners
 from stella.rng import generator
 
@@ -154,7 +154,8 @@ class Stream:
         for name, source in pairs:
             if len(source) < least:
                 raise StellaError(
-                    f"task {name} has {len(source)} clips and one batch needs {least}; add clips or leave it out"
+                    f"task {name} has {number_of(len(source), 'clip')} and one batch needs {least}; "
+                    "add clips or leave it out"
                 )
 
     def __len__(self) -> int:
@@ -286,8 +287,8 @@ class Stream:
         chance = 0.0 if ended else 3 * math.sqrt(tried * most * (1 - most))
         if tried >= self.config.tried_before_stop and bad > most * tried + chance:
             raise StellaError(
-                f"{bad} of {tried} clips could not be used ({in_words(self.skipped.counts)}); repair or remove them"
-                f"{f', see {self.skipped.path}' if self.skipped.path else ''}, or raise most_bad"
+                f"{bad:,} of {number_of(tried, 'clip')} could not be used ({in_words(self.skipped.counts)}); "
+                f"repair or remove them{f', see {self.skipped.path}' if self.skipped.path else ''}, or raise most_bad"
             )
 
     def _chunks_of(self, source: Source) -> int:

@@ -17,7 +17,7 @@ import torch
 from stella.clip import Device, Labels, Source, Stored, names_of
 from stella.data.downstream import Parts
 from stella.data.views import View, join, part
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.files import absolute
 from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.rng import generator
@@ -79,6 +79,11 @@ class SourceConfig(ABC):
         return self.source
 
     @property
+    def described(self) -> str:
+        """What the clips are, in words."""
+        return self.source
+
+    @property
     def cached(self) -> bool:
         """Whether clips are cached in this process, which makes worker processes useless for evaluation."""
         return False
@@ -132,7 +137,8 @@ def class_names(source: Source) -> tuple[str, ...]:
     """The classes of a source's clips, sorted; refuses clips without one."""
     found = names_of(source, range(len(source)))
     if missing := sum(name is None for name in found):
-        raise StellaError(f"{missing} of {len(found)} clips have no class; name it in data.labels, or leave them out")
+        clips = number_of(len(found), "clip")
+        raise StellaError(f"without a class: {missing:,} of {clips}; name it in data.labels, or leave them out")
     return tuple(sorted({str(name) for name in found}))
 
 
@@ -239,8 +245,9 @@ class FilesConfig(SourceConfig):
         if len(held_out) < 2 or len(held_out) == len(clips):
             third = sorted(places.values())[min(10, len(clips) // 3)]  # holds out ten, or a third of fewer than 30
             raise StellaError(
-                f"data.eval_share={self.eval_share} holds out {len(held_out)} of {len(clips)} clips of task {name}; "
-                f"set data.eval_share={math.ceil(100 * third) / 100}, or give others with data.eval_path=FOLDER"
+                f"data.eval_share={self.eval_share} holds out {len(held_out):,} of {number_of(len(clips), 'clip')} of "
+                f"task {name}; set data.eval_share={math.ceil(100 * third) / 100}, or give others with "
+                "data.eval_path=FOLDER"
             )
         return [index for index in clips if places[index] >= self.eval_share], sorted(held_out[: self.eval_clips])
 

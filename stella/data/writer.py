@@ -46,7 +46,7 @@ class ShardWriter:
         for name in sorted(found):
             held = [self.ids.setdefault(entry.id, name) for entry in found[name]]
             self.twice |= {name for first in held if first != name}
-        self.sources = {entry.source for entry in entries}  # files that they were made of
+        self.sources = {entry.id: entry.source for entry in entries}  # the file that each clip was made of
         self.odd = Counter(what for entry in entries for what in entry.odd or ())
         self.next = 1 + max((int(shard.name[6:12]) for shard in shards), default=-1)  # number that no shard has
         self._name: str | None = None  # of the shard that is written, or begun by the next sample
@@ -93,6 +93,7 @@ class ShardWriter:
         self._write(self._file, sample)
         self._entries.append(entry)
         self.ids[entry.id] = self._part.name.partition(".")[0]
+        self.sources[entry.id] = entry.source
         self.odd.update(entry.odd or ())
         if self._file.end >= self.shard_bytes:
             self.close()

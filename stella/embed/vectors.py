@@ -11,7 +11,7 @@ import torch
 
 from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
 from stella.embed.model import Embeddings, Model
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, number_of
 from stella.files import whole
 from stella.media.windows import KINDS
 
@@ -74,4 +74,4 @@ class Collected:
                 about = {"files": json.dumps(self.files), "fingerprint": model.fingerprint, "kinds": json.dumps(KINDS)}
                 fresh.write_bytes(safetensors.torch.save(tensors, about))
         windows = [sum(count for _, kind, count in counts if kind == number) for number in range(len(KINDS))]
-        return f"{windows[0]} windows of video and {windows[1]} of sound"
+        return f"{number_of(windows[0], 'window')} of video and {windows[1]:,} of sound"

@@ -1,7 +1,8 @@
 """All measurements between tasks, as one record for `metrics.jsonl`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def evaluate_tasks(
     skipped: Skipped | None = None,
     keep: list[Embeddings] | None = None,
     peers: Peers = ALONE,
+    done: Callable[[str, int], None] = lambda what, clips: None,
 ) -> dict[str, Any]:
     """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
@@ -42,14 +44,15 @@ def evaluate_tasks(
     matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
     beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
     on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed. `keep` becomes
-    the list of the tasks' embeddings.
+    the list of the tasks' embeddings. `done` is told what was done with how many more clips, of `to_do` in all.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
     skipped = Skipped() if skipped is None else skipped
     embeddings = [
-        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}"), peers)
+        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}"), peers, embedded)
         for name, source in tasks
+        for embedded in [partial(done, f"embedding {name}")]
     ]
     if keep is not None:
         keep[:] = embeddings
@@ -66,10 +69,12 @@ def evaluate_tasks(
     if avm is None:
         return record
     matched = []
-    for position, (_, source) in enumerate(tasks):
+    for position, (name, source) in enumerate(tasks):
         some = some_of(source, MATCHING_CLIPS, generator("matching", position))
         gen = generator(seed, "matching", position)
-        matched.append(evaluate_matching(model, avm, some, config, gen, device, autocast))
+        matched.append(
+            evaluate_matching(model, avm, some, config, gen, device, autocast, partial(done, f"matching {name}"))
+        )
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
         "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
@@ -78,6 +83,11 @@ def evaluate_tasks(
         "pointing": _known([100 * m.pointing.nanmean() for m in matched]),
         "pointing_chance": _known([100 * m.chance.nanmean() for m in matched]),
     }
+
+
+def to_do(tasks: Tasks, avm: AVM | None) -> int:
+    """How many clips `evaluate_tasks` does something with; those for the matching module count twice."""
+    return sum(len(source) + (min(MATCHING_CLIPS, len(source)) if avm else 0) for _, source in tasks)
 
 
 def _known(values: Sequence[Tensor]) -> list[float | None]:

@@ -10,7 +10,7 @@ from stella.clip import Batch, Labels, Source, labels_of
 from stella.data.downstream import sounds
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.data.views import part
-from stella.evaluate.retrieval import Autocast
+from stella.evaluate.retrieval import Autocast, Done
 from stella.media.augment import center_crop
 from stella.model.avm import AVM, Pairs, Scored, match, score
 from stella.model.cav import CAV, CAVConfig
@@ -36,6 +36,7 @@ def evaluate_matching(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
     autocast: Autocast = nullcontext,
+    done: Done = lambda clips: None,
 ) -> Matched:
     """Judge every clip once with its own video and once with another video of its batch (App. D).
 
@@ -49,6 +50,7 @@ def evaluate_matching(
         found = torch.stack([regions(labels, model.config) for labels in labels_of(source, batch.ids)])  # [B, 2, Lv]
         inside, outside = found.to(device).unbind(1)
         where.append((importance(scored.qk.q_a, scored.qk.k_v, avm.beta), inside, outside))
+        done(len(batch))
     ratio, area, point = (torch.cat([judge(*each) for each in where]) for judge in (importance_ratio, auc, pointing))
     share = torch.cat([i.sum(1, dtype=torch.float64) / (i | o).sum(1) for _, i, o in where])
     return Matched(torch.cat(correct), ratio, area, point, share.where(~point.isnan(), torch.nan))

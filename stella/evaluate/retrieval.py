@@ -21,6 +21,7 @@ DIRECTIONS = ("a2v", "v2a")  # the query is audio, the query is video
 TIE = 1e-9  # cosines this close are ties: far above float64 rounding, so ranks do not depend on chunks or devices
 
 Autocast = Callable[[], AbstractContextManager[Any]]  # makes the context of a forward pass
+Done = Callable[[int], None]  # is told how many more clips are done
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def embed(
     autocast: Autocast = nullcontext,
     skipped: Skipped | None = None,
     peers: Peers = ALONE,
+    done: Done = lambda clips: None,
 ) -> Embeddings:
     """Embed every clip of a source: all patches, each modality alone through fusion, mean, normalised; on `device`.
 
@@ -64,6 +66,7 @@ def embed(
         if len(batch):
             with autocast():
                 parts.append((unit_a(model, batch.audio), unit_v(model, batch.video), batch.ids))
+        done(len(batch) * peers.count)
     if peers.count == 1:
         return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
     none = torch.empty(0, model.config.dim, device=device)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stella.bench.measure import rates
 from stella.data.archives.benchmarks import ListedConfig
-from stella.errors import ConfigError
+from stella.errors import ConfigError, number_of
 from stella.experiments.recipe import Recipe, run_config
 from stella.files import Line, absolute, read_json, write_json
 from stella.runs.build import passes
@@ -112,9 +112,10 @@ def tell_cost(configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Pa
     lacking = f"; {len(configs) - len(hours)} could not be measured" if len(hours) < len(configs) else ""
     say(
         console,
-        f"{sum(hours.values()):,.1f} hours of training on this machine for {sum(left.values())} runs of {len(configs)} "
-        f"configurations, most of them {slowest} ({hours.get(slowest, 0):,.1f} h){lacking}; without reading clips and "
-        "evaluation. Stop it at any time: the same command goes on.",
+        f"{sum(hours.values()):,.1f} hours of training on this machine for {number_of(sum(left.values()), 'run')} of "
+        f"{number_of(len(configs), 'configuration')}, most of them {slowest} "
+        f"({hours.get(slowest, 0):,.1f} h){lacking}; without reading clips and evaluation. "
+        "Stop it at any time: the same command goes on.",
     )
 
 
@@ -129,7 +130,7 @@ def _rates(kinds: Mapping[str, RunConfig], folder: Path, console: Console) -> di
     known: dict[str, Any] = read_json(folder / COST) if (folder / COST).exists() else {}
     missing = {kind: settle(config) for kind, config in kinds.items() if kind not in known}
     if missing:
-        say(console, f"measuring {STEPS} steps of {len(missing)} kinds", "dim")
+        say(console, f"measuring {STEPS} steps of {number_of(len(missing), 'kind')}", "dim")
     folder.mkdir(parents=True, exist_ok=True)
     for kind, rate in rates(missing, STEPS):
         if isinstance(rate, Exception):

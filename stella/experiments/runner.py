@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.experiments.results import collect
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
@@ -76,7 +76,7 @@ def run_all(
         _check(job)
     missing = [job for job in jobs if not job.finished]
     if len(missing) < len(jobs):
-        say(console, f"{len(jobs) - len(missing)} of {len(jobs)} runs are finished already", "dim")
+        say(console, f"finished already: {len(jobs) - len(missing)} of {number_of(len(jobs), 'run')}", "dim")
     collect(folder)
     exit_code = 0
     with closing(_in_processes(missing, processes, console) if processes > 1 else _in_turn(missing, console)) as done:

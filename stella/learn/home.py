@@ -91,6 +91,11 @@ class RoundFolder:
         """The record of a round that is trained and measured, else None."""
         return read_json(self.record) if self.record.exists() else None
 
+    @property
+    def kept_apart(self) -> Line | None:
+        """The record of a round that ended and exceeds the guard, else None: what ended otherwise is put to use."""
+        return record if (record := self.ended) and record["kept_apart"] else None
+
 
 # What only a stream with an end can have (part, name), and what stands for none.
 ENDS = (("train", "decay", 0.0), ("train", "schedule", "linear"), ("stream", "drop_last", False))

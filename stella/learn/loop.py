@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stella import methods
 from stella.config import spelt, to_tree
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
 from stella.learn.home import ENDS, Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source
@@ -22,7 +22,7 @@ from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
-from stella.runs.progress import number_of, say
+from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import changed_keys
 

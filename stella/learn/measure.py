@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stella.errors import number_of
 from stella.evaluate.retrieval import KS, Embeddings, modality_gap, ranks
 from stella.files import Line
 
@@ -25,7 +26,11 @@ def measures(before: Embeddings, after: Embeddings, rounds: Tensor, new: int, la
         return {"gallery": len(rounds), "old": None, "new": None, "rounds": {}, "F": None, "gap": None, "worst": []}
     places = {"before": _places(before), "after": _places(after)}  # [2, N] each
     figures = {
-        name: {"clips": int(which.sum()), **{when: accuracy(p[:, which]) for when, p in places.items()}}
+        name: {
+            "clips": int(which.sum()),
+            **{when: accuracy(p[:, which]) for when, p in places.items()},
+            "error": error(places["before"][:, which], places["after"][:, which]),
+        }
         for name, which in (("old", rounds < new), ("new", rounds == new))
         if which.any()
     }
@@ -53,6 +58,12 @@ def accuracy(places: Tensor) -> float:
     return 100 * sum((places <= k).double().mean().item() for k in KS) / len(KS)
 
 
+def error(before: Tensor, after: Tensor) -> float | None:
+    """The standard error of the change of A between these ranks [2, N], in points; None for a single clip."""
+    was, now = (torch.stack([places <= k for k in KS]).double().mean((0, 1)) for places in (before, after))  # [N]
+    return 100 * (was - now).std().item() / len(was) ** 0.5 if len(was) > 1 else None
+
+
 def levels(own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """For the clips of each round: accuracy before and after, level, and the best level so far.
 
@@ -73,6 +84,24 @@ def levels(own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, An
 def fall(record: Line) -> float | None:
     """Points that A on old clips fell in a round; None if there are none."""
     return None if record["old"] is None else record["old"]["before"] - record["old"]["after"]
+
+
+def too_few(record: Line) -> bool:
+    """Whether one old clip alone, found first before the round and not at all after it, exceeds the guard."""
+    return bool(record["old"]) and record["guard"] * record["old"]["clips"] < 100
+
+
+def judged(record: Line) -> str:
+    """What the guard rests on, in words; the record has old clips."""
+    clips = record["old"]["clips"]
+    few = f", too few for a guard of {record['guard']:g}: one alone can cost {100 / clips:.1f} points"
+    return f"judged by {number_of(clips, 'old clip')}" + (few if too_few(record) else "")
+
+
+def fell(record: Line) -> str:
+    """How far A on old clips fell, with the standard error; the record has old clips."""
+    margin = record["old"].get("error")  # earlier versions did not estimate it
+    return f"{fall(record):.1f}{'' if margin is None else f' ± {margin:.1f}'} points"
 
 
 def by_round(ids: Tensor, clips: Sequence[int]) -> list[int]:

@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from stella.data.shards import DamagedSampleError, read_head
 from stella.data.skipped import in_words
+from stella.errors import number_of
 from stella.files import Line, write_text
 from stella.learn.home import Home, learnt
-from stella.learn.measure import fall
+from stella.learn.measure import fell, judged
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
-from stella.runs.progress import number_of
 
 SHOWN = 30  # newest rounds in the table
 CURVES = (
@@ -34,7 +34,7 @@ def write_page(home: Home) -> Path:
 
 
 def render(home: Home) -> str:
-    history, apart = home.history(), home.next.ended
+    history, apart = home.history(), home.next.kept_apart
     shown = [*history, apart] if apart else history
     last = shown[-1] if shown else None
     return TEMPLATES.get_template("templates/learner.html.j2").render(
@@ -73,8 +73,8 @@ def _story(history: Sequence[Line]) -> list[str]:
 
 def _apart(record: Line) -> str:
     return (
-        f"Round {record['round']} is kept apart and not in use: A on old clips fell by {fall(record):.1f} points, "
-        f"more than {record['guard']:g}. Take it with --accept, or throw it away with --drop."
+        f"Round {record['round']} is kept apart and not in use: A on old clips fell by {fell(record)}, more than "
+        f"{record['guard']:g} ({judged(record)}). Take it with --accept, or throw it away with --drop."
     )
 
 
@@ -119,7 +119,7 @@ def time_labels(first: datetime, last: datetime) -> dict[str, datetime]:
 
 def _held(memory: dict[str, Any]) -> str:
     held, distinct = sum(memory["rounds"]), memory.get("distinct")
-    return f"{held:,} clips" + (f", {distinct:,} of them distinct." if distinct else ".")
+    return f"{number_of(held, 'clip')}" + (f", {distinct:,} of them distinct." if distinct else ".")
 
 
 @styled

@@ -24,14 +24,14 @@ from stella.data.skipped import Skipped, in_words
 from stella.data.stream import Stream
 from stella.data.workers import trim
 from stella.embed.model import fingerprint
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, is_held, kept, store
 from stella.learn.home import Home, Plan, RoundFolder, learnt
 from stella.learn.items import Item, opened
-from stella.learn.measure import by_round, fall, measures
+from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
 from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
 from stella.model import weights
@@ -39,7 +39,7 @@ from stella.model.layouts import under
 from stella.runs.build import build_method
 from stella.runs.config import machine
 from stella.runs.environment import environment
-from stella.runs.progress import Display, number_of, say
+from stella.runs.progress import Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, copied, fetched
@@ -95,8 +95,8 @@ class Learner:
             self.settle()
             self._trainer = None
             raise KeptApartError(
-                f"round {folder.number} is kept apart: A on old clips fell by {fall(record):.1f} points, more than the "
-                f"guard of {record['guard']:g}; the state before it stays in use. Take it with stella learn "
+                f"round {folder.number} is kept apart: A on old clips fell by {fell(record)}, more than the guard of "
+                f"{record['guard']:g} ({judged(record)}); the state before it stays in use. Take it with stella learn "
                 f"{self.home.root} --accept, or throw it away with --drop"
             )
         self._behind.do(lambda: self.home.use(folder.number))
@@ -288,8 +288,11 @@ class Learner:
         self._behind.do(write)
 
     def _guarded(self, found: Line) -> Line:
-        guard, fell = self.home.settings.guard, fall(found)
-        return {"guard": guard, "kept_apart": guard is not None and fell is not None and fell > guard}
+        guard, points = self.home.settings.guard, fall(found)
+        if guard is None:
+            return {"guard": None, "kept_apart": False}
+        few = too_few({"guard": guard, **found})
+        return {"guard": guard, "kept_apart": points is not None and points > guard, "too_few": few}
 
     def _memory(self, trainer: Trainer, plan: Plan) -> dict[str, Any] | None:
         """How many clips of the memory came in each round, and from each source; how many are different ones."""
@@ -342,6 +345,8 @@ def told(record: Line) -> str:
         parts[-1] += f" among {number_of(record['gallery'], 'clip')}"
     if record["F"] is not None:
         parts.append(f"F {record['F']:.1f}")
+    if record["guard"] is not None and too_few(record):
+        parts.append(judged(record))
     if record["skipped"]:
         parts.append(f"skipped {in_words(record['skipped'])}")
     return ", ".join(parts) + f" ({record['seconds']['all']:.0f} s)"

@@ -7,8 +7,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from stella.errors import number_of
 from stella.files import Line
 from stella.learn.home import Home, learnt
+from stella.learn.measure import fell, judged
 
 SHOWN = 20  # newest rounds
 MEANING = (
@@ -29,10 +31,11 @@ def status_table(home: Home) -> Group:
     current, following = home.current, home.next
     lines = list(MEANING) if home.history() else []
     lines.append(f"round {current} is in use" if current else "nothing is learnt yet")
-    if following.ended:
-        lines.append(f"round {following.number} is kept apart: take it with --accept, or throw it away with --drop")
+    if apart := following.kept_apart:
+        lines.append(f"round {following.number} is kept apart: A on old clips fell by {fell(apart)} ({judged(apart)})")
+        lines.append("take it with --accept, or throw it away with --drop")
     elif following.plan.exists():
-        lines.append(f"round {following.number} is in progress: {following.read_plan().clips} clips")
+        lines.append(f"round {following.number} is in progress: {number_of(following.read_plan().clips, 'clip')}")
     kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
     lines += [f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}"] if kept else []
     return Group(table, *map(Text, lines))

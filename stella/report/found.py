@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.data.folder import AUDIO_SUFFIXES
-from stella.errors import ClipError, plain
+from stella.errors import ClipError, number_of, plain
 from stella.files import write_text
 from stella.media.codecs import encode_jpegs
 from stella.media.decode import Plan, decode_track
@@ -87,13 +87,14 @@ def state_table(state: State) -> Table:
         "windows": ", ".join(f"{count:,} {modality}" for modality, count in state.windows.items()),
         "model": _model(state.model),
     }
+    files = number_of(state.stale, "file")
     if state.target:
-        rows["refresh"] = f"to {_model(state.target)}: {state.stale:,} files are still stale"
+        rows["refresh"] = f"to {_model(state.target)}: {files} to go"
     elif state.stale:
-        rows["refresh"] = f"{state.stale:,} files have vectors of an older state of the learner; queries are translated"
+        rows["refresh"] = f"the vectors of {files} are of an older state of the learner; queries are translated"
     rows["space"] = f"{state.bytes / 2**20:.1f} MiB of vectors"
     if state.dead:
-        rows["space"] += f", {state.dead:,} rows of dropped windows (--compact removes them)"
+        rows["space"] += f", {number_of(state.dead, 'row')} of dropped windows (--compact removes them)"
     for name, value in rows.items():
         table.add_row(Text(name), Text(value, overflow="fold"))
     return table

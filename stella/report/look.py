@@ -12,7 +12,7 @@ from stella.data.mirror import opened
 from stella.data.packed import HEADER, Packed
 from stella.data.shards import Shards
 from stella.data.tasks import recording_of
-from stella.errors import ClipError, skippable
+from stella.errors import ClipError, number_of, skippable
 from stella.files import is_address
 from stella.media.decode import Plan, read_duration
 from stella.media.odd import SILENT, STILL, oddities
@@ -93,9 +93,10 @@ def told(seen: Sequence[Seen], source: Source) -> list[str]:
     lengths = {recording_of(each.name): each.seconds or 0.0 for each in seen}
     longer = {name: seconds for name, seconds in lengths.items() if seconds > 1.5 * PLAN.duration}
     if longer and isinstance(source, Folder | Videos):
+        files = number_of(len(lengths), "file")
         longest = max(longer, key=lambda name: longer[name])
         lines.append(
-            f"{len(longer)} of {len(lengths)} files are longer than the {PLAN.duration:g} s of a clip ({longest}: "
-            f"{longer[longest]:,.0f} s): stella prepare --split cuts them into consecutive clips"
+            f"longer than the {PLAN.duration:g} s of a clip: {len(longer)} of {files} ({longest}: "
+            f"{longer[longest]:,.0f} s); stella prepare --split cuts them into consecutive clips"
         )
     return lines

@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stella.data.skipped import in_words
-from stella.errors import StellaError, plain
+from stella.errors import StellaError, number_of, plain
 from stella.evaluate.forgetting import Accuracy
 from stella.evaluate.retrieval import KS
 from stella.files import Line, read_json, write_text
@@ -158,10 +158,10 @@ def _facts(records: Sequence[RunRecord], groups: Sequence[Group]) -> list[str]:
     commits = sorted({str(place["commit"])[:10] for place in places if place.get("commit")})
     machines = {_machine(run.environment) for run in records} - {""}
     return [
-        _count(len(records), "run"),
-        _count(len(groups), "configuration"),
-        *(_count(n, "task") for n in tasks if len(tasks) == 1),
-        *(f"gallery of {n:,} clips" for n in gallery if len(gallery) == 1),
+        number_of(len(records), "run"),
+        number_of(len(groups), "configuration"),
+        *(number_of(n, "task") for n in tasks if len(tasks) == 1),
+        *(f"gallery of {number_of(n, 'clip')}" for n in gallery if len(gallery) == 1),
         *([f"commit {', '.join(commits)}"] if commits else []),
         *(machines if len(machines) == 1 else []),
     ]
@@ -283,7 +283,7 @@ def _held(g: Group) -> str:
     if not ends:
         return ""
     held, distinct = (sum(values) / len(ends) for values in zip(*_counts(ends), strict=True))
-    return f" At the end it holds {held:,.0f} clips, {distinct:,.0f} of them distinct."
+    return f" At the end it holds {number_of(round(held), 'clip')}, {distinct:,.0f} of them distinct."
 
 
 def _counts(ends: Sequence[Line]) -> list[tuple[int, int]]:
@@ -341,8 +341,4 @@ def _settings(g: Group) -> list[tuple[str, str]]:
 def _machine(facts: Mapping[str, Any]) -> str:
     if facts.get("gpu"):
         return str(facts["gpu"])
-    return f"CPU, {_count(facts['threads'], 'thread')}" if facts.get("threads") else ""
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    return f"CPU, {number_of(facts['threads'], 'thread')}" if facts.get("threads") else ""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stella.data.skipped import in_words
 from stella.data.tasks import chance
-from stella.errors import plain
+from stella.errors import number_of, plain
 from stella.runs.record import Group, RunRecord, galleries, mean_recall
 
 DIRECTIONS = {"a2v": "a→v", "v2a": "v→a"}
@@ -81,7 +81,7 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     means = [sum(column) / len(column) for column in columns]
     table.add_section()
     table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
-    table.caption = f"%, all {sum(evaluation['clips'])} clips as gallery; {LEGEND}"
+    table.caption = f"%, in a gallery of {number_of(sum(evaluation['clips']), 'clip')}; {LEGEND}"
     if evaluation.get("skipped"):
         table.caption += escape(f"; skipped: {in_words(evaluation['skipped'])}")
     if ceilings:
@@ -119,8 +119,8 @@ def classes_line(measures: Mapping[str, Any]) -> str:
     recall, knn = measures["recall"], measures["knn"]
     found = ", ".join(f"{name} {recall[direction]['1']:.1f}%" for direction, name in DIRECTIONS.items())
     return (
-        f"{measures['classes']} classes. The first clip found is of the right class: {found} (its own pair left out). "
-        f"Class by the vote of nearest neighbours: by sound {knn['a']:.1f}%, by picture {knn['v']:.1f}%, "
+        f"{number_of(measures['classes'], 'class')}. The first clip found is of the right class: {found} (its own pair "
+        f"left out). Class by the vote of nearest neighbours: by sound {knn['a']:.1f}%, by picture {knn['v']:.1f}%, "
         f"by both {knn['av']:.1f}%; the largest class has {measures['majority']:.1f}%."
     )
 

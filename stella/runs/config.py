@@ -14,7 +14,7 @@ from stella.media.inputs import PER_SECOND, Inputs, time_steps
 from stella.methods.base import MemoryConfig, ObjectiveConfig
 from stella.model import weights
 from stella.model.cav import CAVConfig, preset
-from stella.runs.folder import RunFolder
+from stella.runs.folder import RunFolder, is_downstream
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime, runtime
 
@@ -114,7 +114,12 @@ def settle(config: RunConfig) -> RunConfig:
 
 
 def stored_config(folder: RunFolder) -> RunConfig:
-    """The configuration of a run, refused if another version wrote it."""
+    """The configuration of a run, refused if another version wrote it, or if it is no pre-training."""
+    if is_downstream(folder):
+        raise StellaError(
+            f"{folder.root} is a run of stella transfer; give the run that it began with, "
+            f"or continue this one with stella transfer --resume {folder.root}"
+        )
     try:
         return build(RunConfig, folder.read_config())
     except ConfigError as error:

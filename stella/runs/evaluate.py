@@ -11,12 +11,12 @@ from stella.clip import Device
 from stella.config import build, overridden, to_tree
 from stella.data.skipped import Skipped
 from stella.data.tasks import FilesConfig, Tasks
-from stella.errors import StellaError
-from stella.evaluate.after_task import evaluate_tasks
+from stella.errors import StellaError, number_of
+from stella.evaluate.after_task import evaluate_tasks, to_do
 from stella.model import weights
 from stella.runs.config import RunConfig, model_config, settle, stored_config
 from stella.runs.folder import RunFolder
-from stella.runs.progress import say
+from stella.runs.progress import Display, say
 from stella.train.device import runtime
 from stella.train.processes import Elsewhere, processes
 
@@ -49,14 +49,17 @@ def evaluate_weights(
         machine = runtime(config.train.device, config.train.precision)
         loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
         tasks, which = _tasks(config, values, folder, machine.device)
-        if console is not None and peers.first:
-            clips = sum(len(source) for _, source in tasks)
-            say(console, f"evaluating {model} on {clips:,} clips of {len(tasks)} tasks{which}", "dim")
+        shown = console if console is not None and peers.first else Console(quiet=True)
+        clips = number_of(sum(len(source) for _, source in tasks), "clip")
+        say(shown, f"evaluating {model} on {clips} of {number_of(len(tasks), 'task')}, {which}", "dim")
+        if not folder and "source" not in overridden(dict(recipe or {}), values).get("data", {}):
+            say(shown, "for clips of your own give data.source=folder data.path=VIDEOS", "dim")
         stream = replace(config.stream, batch_size=config.evaluate.batch)
         place, skipped = machine.device, Skipped()
         placed, avm = loaded.to(place)
         how = place, config.seed, machine.autocast, skipped, None, peers
-        found = evaluate_tasks(placed, avm, tasks, stream, *how)
+        with Display(shown) as display, display.clips(to_do(tasks, avm)) as done:
+            found = evaluate_tasks(placed, avm, tasks, stream, *how, done)
         if not peers.first:
             raise Elsewhere(0)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}
@@ -68,9 +71,11 @@ def _tasks(config: RunConfig, values: Sequence[str], folder: RunFolder | None, d
     Of the folder that a run was trained on, it means the clips that were held out.
     """
     data, own = config.data, settle(stored_config(folder)).data if folder else None
-    if not isinstance(data, FilesConfig) or data.eval_path is not None:
-        return data.eval_tasks(device), ""
+    if not isinstance(data, FilesConfig):
+        return data.eval_tasks(device), data.described
+    if data.eval_path is not None:
+        return data.eval_tasks(device), f"all of {data.eval_path}"
     trained_on = isinstance(own, FilesConfig) and own.path == data.path
     if any(value.startswith("data.path=") for value in values) and not trained_on:
-        return data.all_tasks(), f", all of {data.path}"
-    return data.eval_tasks(), f", held out of {data.path}"
+        return data.all_tasks(), f"all of {data.path}"
+    return data.eval_tasks(), f"held out of {data.path}"

@@ -12,10 +12,10 @@ from stella.files import Line, lock, read_json, read_lines, sweep
 def runs_below(folder: Path, downstream: bool = False) -> "list[RunFolder]":
     """All pre-training runs anywhere below a folder, or all `downstream` runs, sorted by path."""
     found = [RunFolder(config.parent) for config in sorted(folder.rglob("config.json"))]
-    return [run for run in found if run.environment.exists() and _is_downstream(run) == downstream]
+    return [run for run in found if run.environment.exists() and is_downstream(run) == downstream]
 
 
-def _is_downstream(run: "RunFolder") -> bool:
+def is_downstream(run: "RunFolder") -> bool:
     """Whether it is a downstream run: a task, no method. False for a damaged one; reading that reports the damage."""
     try:
         config = run.read_config()

@@ -21,7 +21,7 @@ from stella.data.skipped import in_words
 from stella.data.stream import Stream, StreamConfig
 from stella.data.tasks import Tasks
 from stella.data.views import join
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
@@ -213,7 +213,7 @@ class Run(Training):
         after = "before the first task"
         if task >= 0:
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
-        steps = f", {counters.skipped} non-finite steps skipped" if counters.skipped else ""
+        steps = f", {number_of(counters.skipped, 'non-finite step')} skipped" if counters.skipped else ""
         clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
         held = f", memory holds {told(self.method.memory)}" if self.method.memory is not None and task >= 0 else ""
         self.display.say(

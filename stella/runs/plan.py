@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from stella.columns import bytes_per_clip
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
+from stella.errors import number_of
 from stella.memory import Memory
-from stella.runs.progress import number_of
 
 FEW_STEPS = 100  # fewer teach a model next to nothing
 FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
@@ -15,22 +15,21 @@ FEW_CLIPS = 20  # of a task to evaluate on: one clip more or less is 5 points
 def told(memory: Memory) -> str:
     """`2,000 clips`, or `2,000 clips, 812 of them distinct` where epochs brought some several times."""
     held, distinct = len(memory), memory.distinct
-    return f"{held:,} clips" + (f", {distinct:,} of them distinct" if distinct < held else "")
+    return number_of(held, "clip") + (f", {distinct:,} of them distinct" if distinct < held else "")
 
 
 def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None) -> list[str]:
     """Clips, steps, epochs and memory; then what is too little to learn or to measure, with what to change."""
     sizes, judged = [len(source) for _, source in train], sum(len(source) for _, source in evaluation)
-    tasks = "1 task" if len(train) == 1 else f"{len(train)} tasks"
     each = f"{sizes[0]:,} each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} each"
-    epochs = "1 epoch" if stream.epochs == 1 else f"{stream.epochs} epochs"
     lines = [
-        f"{tasks}, {sum(sizes):,} clips{f' ({each})' if len(sizes) > 1 else ''}: {number_of(steps, 'step')} of "
-        f"{stream.batch_size} clips, {epochs} of each task; evaluated on {judged:,} other clips"
+        f"{number_of(len(train), 'task')}, {number_of(sum(sizes), 'clip')}{f' ({each})' if len(sizes) > 1 else ''}: "
+        f"{number_of(steps, 'step')} of {number_of(stream.batch_size, 'clip')}, {number_of(stream.epochs, 'epoch')} of "
+        f"each task; evaluated on {number_of(judged, 'other clip')}"
     ]
     if memory is not None:
         size = memory.room * bytes_per_clip(memory.columns)
-        lines.append(f"rehearsal memory: {memory.room:,} clips in {size / 1e6:,.0f} MB")
+        lines.append(f"rehearsal memory: {number_of(memory.room, 'clip')} in {size / 1e6:,.0f} MB")
         if memory.room < memory.capacity:
             lines[-1] += f": all that this run brings, {memory.capacity:,} were allowed"
     return lines + too_little([(name, len(source)) for name, source in evaluation], stream, steps)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from stella.config import differences, to_tree
 from stella.data.skipped import Skipped
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.files import Line, Lines, Unwritten, read_lines, write_json
 from stella.peers import ALONE, Peers
 from stella.runs.config import FREE
@@ -261,7 +261,7 @@ class Training(ABC):
         self._rates += 1
         left = (self.trainer.steps - self.trainer.counters.step) * self.stream.config.batch_size / rate
         if self._rates == 2 and left > 60:
-            self.display.say(f"about {left / 60:,.0f} minutes of training left at {rate:,.0f} clips/s")
+            self.display.say(f"about {number_of(round(left / 60), 'minute')} of training left at {rate:,.0f} clips/s")
 
     def _report_compiling(self) -> None:
         spent = self.machine.seconds_compiling()

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from stella.data.skipped import in_words
 from stella.embed import Model
 from stella.embed.translate import is_learner, translation
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.search.asked import clear
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.update import Counts, Update
@@ -55,7 +55,7 @@ class Summary:
         text = ", ".join(f"{count} {word}" for word, count in done.items() if count) or "nothing new"
         windows = ", ".join(f"{count:,} {modality}" for modality, count in self.state.windows.items())
         bad = f"; bad: {in_words(c.bad)}" if c.bad else ""
-        return f"{text} in {self.seconds:.0f} s{bad}; {files.get('ok', 0):,} files, windows: {windows}"
+        return f"{text} in {self.seconds:.0f} s{bad}; {number_of(files.get('ok', 0), 'file')}, windows: {windows}"
 
 
 def update(
@@ -92,7 +92,9 @@ def update(
     if not now.files.get("ok"):
         reasons = Counter(bad.reason.split(";")[0] for bad in bad_files(catalogue))
         folders = ", ".join(map(str, roots))
-        raise StellaError(f"none of the {reasons.total()} files of {folders} can be used ({in_words(reasons)})")
+        raise StellaError(
+            f"none of {number_of(reasons.total(), 'file')} of {folders} can be used ({in_words(reasons)})"
+        )
     return Summary(work.counts, state(catalogue), switched, time.monotonic() - began)
 
 

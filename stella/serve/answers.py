@@ -29,13 +29,13 @@ def said(error: ClipError) -> str:
     return f"{error.reason}; {error.remedy}"
 
 
-def name_of(place: Place) -> str:
-    """How a moment is named in addresses: where its vector is stored, which keeps its meaning."""
+def id_of(place: Place) -> str:
+    """The id of a moment in answers and addresses: where its vector is stored, which keeps its meaning."""
     return f"{place[0]}-{place[1]}"
 
 
-def place_of(name: str) -> Place:
-    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", name, re.ASCII)
+def place_of(id: str) -> Place:
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", id, re.ASCII)
     if found is None:
         raise HttpError(404, "there is no such moment; search again")
     return int(found[1]), int(found[2])
@@ -43,8 +43,8 @@ def place_of(name: str) -> Place:
 
 def hit_tree(hit: Hit) -> dict[str, Any]:
     return {
-        "id": name_of(hit.place),
-        "name": plain(hit.path),
+        "id": id_of(hit.place),
+        "name": plain(hit.path),  # of its file
         "label": plain(hit.label) if hit.label else None,
         "modality": hit.modality,
         "start": round(hit.start, 3),

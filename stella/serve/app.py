@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from stella.errors import StellaError
 from stella.search.catalogue import Modality
 from stella.search.index import Moment, OtherVersionError
-from stella.serve.answers import HttpError, found_tree, name_of, place_of
+from stella.serve.answers import HttpError, found_tree, id_of, place_of
 from stella.serve.guard import Access, Guard
 from stella.serve.media import OTHER, body, open_media, pieces
 from stella.serve.served import Served
@@ -38,6 +39,7 @@ By = Annotated[Literal["video", "audio"] | None, Query(description="Ask by the u
 Count = Annotated[int, Query(ge=1, le=100, description="Number of moments.")]
 At = Annotated[float | None, Query(ge=0, le=1e6, description="Only the window around this second.")]
 Glob = Annotated[str | None, Query(max_length=500, description="Only files whose path matches, such as cats/*.")]
+Id = Annotated[str, InPath(description="The id of a moment that was found, such as 3-17.")]
 Label = Annotated[str | None, Query(max_length=500, description="Only files with this label.")]
 
 
@@ -51,7 +53,7 @@ def create(served: Served, access: Access) -> FastAPI:
             watching.cancel()
             await asyncio.to_thread(served.close)
 
-    about = "Search by sound and picture. Moments have names such as 3-17; an upload is the body of a request."
+    about = "Search by sound and picture. A moment has an id such as 3-17. An upload is the body of a request."
     app = FastAPI(
         title="stella serve", description=about, version="1", docs_url=None, redoc_url=None, lifespan=lifespan
     )
@@ -172,19 +174,19 @@ async def search(
     raise AssertionError
 
 
-@router.get("/api/moments/{name}/like")
+@router.get("/api/moments/{id}/like")
 async def like(
-    request: Request, name: str, to: To = None, k: Count = 12, path: Glob = None, label: Label = None
+    request: Request, id: Id, to: To = None, k: Count = 12, path: Glob = None, label: Label = None
 ) -> dict[str, Any]:
     """More like a moment: of what it was found by, pictures or sounds, unless told."""
     served = served_by(request)
 
     def find() -> dict[str, Any]:
-        moment = served.moment(name)
+        moment = served.moment(id)
         target: Modality = to or moment.hit.modality
         found = served.index.search(moment.query, k + 1, to=target, path=path, label=label)
         tree = found_tree(found, served.stale())
-        tree["hits"] = [hit for hit in tree["hits"] if hit["id"] != name_of(place_of(name))][:k]
+        tree["hits"] = [hit for hit in tree["hits"] if hit["id"] != id_of(place_of(id))][:k]
         return tree
 
     return await asyncio.to_thread(find)
@@ -208,11 +210,11 @@ async def forgotten(request: Request, key: str) -> Response:
 # ---- moments
 
 
-@router.head("/api/moments/{name}/media", include_in_schema=False)
-@router.get("/api/moments/{name}/media")
-def media(request: Request, name: str) -> Response:
+@router.head("/api/moments/{id}/media", include_in_schema=False)
+@router.get("/api/moments/{id}/media")
+def media(request: Request, id: Id) -> Response:
     """The whole file of a moment, with HTTP ranges."""
-    moment = served_by(request).moment(name)
+    moment = served_by(request).moment(id)
     file, kind = open_media(moment)
     tag = f'"{moment.size:x}-{moment.mtime:x}"'
     answer = body(moment.size, kind, tag, request.headers.get("range"), request.headers.get("if-range"))
@@ -222,34 +224,34 @@ def media(request: Request, name: str) -> Response:
     return StreamingResponse(pieces(file, answer.first, answer.count), answer.status, answer.headers)
 
 
-@router.get("/api/moments/{name}/clip")
-async def clip(request: Request, name: str) -> Response:
+@router.get("/api/moments/{id}/clip")
+async def clip(request: Request, id: Id) -> Response:
     """The moment alone, as an mp4 or FLAC that every browser plays; with HTTP ranges."""
-    data = await _derived(request, name, Clip)
+    data = await _derived(request, id, Clip)
     kind = "audio/flac" if data.startswith(b"fLaC") else "video/mp4"
-    answer = body(len(data), kind, f'"clip-{name}"', request.headers.get("range"), request.headers.get("if-range"))
+    answer = body(len(data), kind, f'"clip-{id}"', request.headers.get("range"), request.headers.get("if-range"))
     return Response(data[answer.first : answer.first + answer.count], answer.status, answer.headers)
 
 
-@router.get("/api/moments/{name}/picture")
-async def picture(request: Request, name: str) -> Response:
+@router.get("/api/moments/{id}/picture")
+async def picture(request: Request, id: Id) -> Response:
     """A JPEG of the moment; of a sound, its spectrogram."""
-    return _kept(await _derived(request, name, Picture), "image/jpeg")
+    return _kept(await _derived(request, id, Picture), "image/jpeg")
 
 
-@router.get("/api/moments/{name}/heat")
-async def heat(request: Request, name: str) -> Response:
+@router.get("/api/moments/{id}/heat")
+async def heat(request: Request, id: Id) -> Response:
     """Where the moment's sound comes from (maps of the centre square, 0 to 255), and which seconds of it matter."""
-    return _kept(await _derived(request, name, Heat), "application/json")
+    return _kept(await _derived(request, id, Heat), "application/json")
 
 
 def _kept(data: bytes, kind: str) -> Response:
     return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
 
 
-async def _derived(request: Request, name: str, job: type[Clip | Heat | Picture]) -> bytes:
+async def _derived(request: Request, id: str, job: type[Clip | Heat | Picture]) -> bytes:
     served = served_by(request)
-    moment: Moment = await asyncio.to_thread(served.moment, name)
+    moment: Moment = await asyncio.to_thread(served.moment, id)
     weights, hit = served.weights() if job is Heat else None, moment.hit
 
     async def make() -> bytes:

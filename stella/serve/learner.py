@@ -6,7 +6,7 @@ Folders and files are named as they are called, without where they lie.
 from pathlib import Path
 from typing import Any
 
-from stella.errors import StellaError, plain
+from stella.errors import StellaError, number_of, plain
 from stella.files import in_use
 from stella.serve.answers import HttpError
 
@@ -54,11 +54,13 @@ class Attached:
         }
 
     def _doing(self, following: Any) -> str:
-        if following.ended:
-            return f"round {following.number} is kept apart: it makes too much be forgotten, and someone must decide"
+        from stella.learn.measure import judged
+
+        if apart := following.kept_apart:
+            return f"round {following.number} is kept apart for what it forgets, {judged(apart)}; someone must decide"
         running = in_use(self.home.root / "lock")
         if following.plan.exists():
-            doing = f"round {following.number} is in progress, with {following.read_plan().clips:,} clips"
+            doing = f"round {following.number} is in progress, with {number_of(following.read_plan().clips, 'clip')}"
             return doing if running else f"{doing}, and was interrupted: the same command goes on"
         return "waiting for new clips" if running else "no learner is running"
 

@@ -1,4 +1,4 @@
-"""Files of the index over HTTP: whole or in ranges, opened by a moment's name, and only as they were indexed."""
+"""Files of the index over HTTP: whole or in ranges, opened by a moment's id, and only as they were indexed."""
 
 import os
 import re

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.search.index import Index, Moment, NoMomentError
 from stella.serve.answers import HttpError, place_of, state_tree
 from stella.serve.jobs import Jobs, Log
@@ -69,18 +69,19 @@ class Served:
         """Counted every few seconds: an index may have millions of windows."""
         if time.monotonic() - self._state[0] > WATCH:
             found, stale = self.index.state(), self.stale()
+            files = number_of(found.stale, "file")
             if found.target:
-                stale = f"the index is changing to a newer model, {found.stale:,} files are left; the older one answers"
+                stale = f"the index is changing to a newer model, {files} to go; the older one answers"
             elif found.stale and not stale:
-                stale = f"{found.stale:,} files have vectors of an older state of the learner; queries are translated"
+                stale = f"the vectors of {files} are of an older state of the learner; queries are translated"
             limits = {key: asdict(self.limits)[key] for key in ("bytes", "seconds")}
             tree = state_tree(found, self.index.bad(), stale, limits)
             self._state = time.monotonic(), tree | {"learner": self.versions.home() is not None}
         return self._state[1]
 
-    def moment(self, name: str) -> Moment:
+    def moment(self, id: str) -> Moment:
         try:
-            return self.index.moment(place_of(name))
+            return self.index.moment(place_of(id))
         except NoMomentError as error:
             raise HttpError(404, str(error)) from error
 

@@ -22,7 +22,7 @@ from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
 from stella.data.views import part as part_of
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
 from stella.model.avm import AVM
@@ -31,7 +31,7 @@ from stella.runs.config import machine
 from stella.runs.environment import environment, with_earlier
 from stella.runs.folder import RunFolder
 from stella.runs.plan import too_little
-from stella.runs.progress import number_of, say
+from stella.runs.progress import Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of
 from stella.train.trainer import Trainer
@@ -151,16 +151,19 @@ class TransferRun(Training):
 
             def columns(batch: Batch) -> Columns:
                 with self.machine.autocast():
-                    return self.task.columns_of(batch, source)
+                    made = self.task.columns_of(batch, source)
+                done("features", len(batch))
+                return made
 
             shared = config.features is not None
             name = features_key(config, part, fingerprint(source)) if shared else part
             folder = Path(config.features or self.folder.root / "features") / name
             if shared:
                 folder.mkdir(parents=True, exist_ok=True)
-            with self.stop.at_once(), lock(folder / "lock", wait=True) if shared else nullcontext():
-                most = len(source) * views
-                table = tabulate(columns, batches, most, self.machine.device, views, folder, keep=shared)
+            shown = Display(self.console) if part == "train" else nullcontext(self.display)  # train: none is shown yet
+            locked = lock(folder / "lock", wait=True) if shared else nullcontext()
+            with shown as display, display.clips(rows) as done, self.stop.at_once(), locked:
+                table = tabulate(columns, batches, rows, self.machine.device, views, folder, keep=shared)
             self.tables[part] = table
         return self.tables[part]
 
@@ -281,9 +284,11 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
     say(console, f"localise with {'the matching module' if avm else 'cosines, as the model has no matching module'}")
     stream, source = replace(config.stream, batch_size=config.evaluate.batch), localise.read(parts.test)
     skipped = Skipped(folder.skipped)
-    with place.autocast():
-        batches = evaluation_batches(source, stream, place.device, skipped)
-        found = [localise.judged(model, avm, batch) for batch in batches]
+    found: list[Columns] = []
+    with place.autocast(), Display(console) as display, display.clips(len(source)) as done:
+        for batch in evaluation_batches(source, stream, place.device, skipped):
+            found.append(localise.judged(model, avm, batch))
+            done("localising", len(batch))
     figures = localise.figures({name: torch.cat([each[name] for each in found]) for name in found[0]})
 
     def said(batch: Batch, _: Source) -> Columns:

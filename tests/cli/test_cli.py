@@ -146,7 +146,7 @@ def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: 
     assert done.exit_code == 0 and (tmp_path / "runs" / "latest" / "model.safetensors").exists(), done.output
     assert read_json(tmp_path / "runs" / "latest" / "config.json")["train"]["lr"] == 5e-4
     shown = run.invoke(app, ["evaluate", "base-tiny", "scenes", "data.eval_clips=4", "train.device=cpu"])
-    assert shown.exit_code == 0 and "all 24 clips as gallery" in shown.output, shown.output
+    assert shown.exit_code == 0 and "in a gallery of 24 clips" in shown.output, shown.output
 
 
 def test_the_version_is_told() -> None:
@@ -161,9 +161,9 @@ def test_brackets_in_names_are_shown_as_they_are(tmp_path: Path) -> None:
     )
     assert failed.returncode == 2 and "[red]lost[/]" in failed.stderr and "Traceback" not in failed.stderr
     out = tmp_path / "[red]found"
-    assert run.invoke(app, ["scenes", "render", str(out), "--clips", "1"]).output.endswith(f"1 clips in {out}\n")
+    assert run.invoke(app, ["scenes", "render", str(out), "--clips", "1"]).output.endswith(f"1 clip in {out}\n")
     done = run.invoke(app, ["look", str(out), "--out", str(tmp_path / "[bold]a.png")])
-    assert f"{tmp_path / '[bold]a.png'}  1 of 1 clips shown" in done.output
+    assert f"{tmp_path / '[bold]a.png'}  1 of 1 clip shown" in done.output
 
 
 def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
     assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
     measured = run.invoke(app, ["evaluate", one])
-    assert measured.exit_code == 0 and "all 12 clips as gallery" in measured.output and "class" in measured.output
+    assert measured.exit_code == 0 and "in a gallery of 12 clips" in measured.output and "class" in measured.output
     mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]
     assert last.startswith(f"A {mean}, F ")
     with (tmp_path / "one" / "metrics.jsonl").open("r+") as metrics:
@@ -251,7 +251,7 @@ def test_evaluate_says_what_it_skips(tmp_path: Path) -> None:
     sizes = ("data.pixels=96", "data.duration=2.56", "data.span=none", "stream.most_bad=0.5")
     shown = run.invoke(app, ["evaluate", "base-tiny", *data, *sizes])
     text = " ".join(shown.output.split())
-    assert "all 6 clips as gallery" in text and "skipped: 1 not a media file" in text, shown.output
+    assert "in a gallery of 6 clips" in text and "skipped: 1 not a media file" in text, shown.output
 
 
 def test_shipped_weights_know_something_already() -> None:

@@ -182,9 +182,9 @@ def test_ave_names_every_second(ave: Path, header: bool) -> None:
     names = [config.part("train").class_of(i) for i in range(10)]
     assert names == [BACKGROUND] * 2 + ["Church bell"] * 2 + [BACKGROUND] * 6
     assert config.remarks() == [
-        "1 videos occur more than once",
-        "1 test videos are also in the training part",
-        "1 rows have an empty event",
+        "more than once: 1 video",
+        "also in the training part: 1 test video",
+        "with an empty event: 1 row",
     ]
     assert {config.part("test").class_of(i) for i in range(10)} == {BACKGROUND}
 
@@ -261,8 +261,8 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     height, width = mask.shape[1:]
     assert mask[0, 0, 0] == 1 and mask[0, 0, width - 1] == 0 and mask[0, height // 2, width - 1] == 1
     assert config.remarks() == [
-        "2 boxes have no area inside the picture and are dropped",
-        "1 clips have no usable box and are left out",
+        "dropped: 2 boxes without an area inside the picture",
+        "left out: 1 clip without a usable box",
     ]
     (tmp_path / "vggss.json").write_text(json.dumps([{"file": "x"}]))
     with pytest.raises(StellaError, match="without file, class or bbox"):

@@ -23,6 +23,8 @@ from stella.data import workers as pool
 from stella.data.archives.rows import Row, chosen, class_in, read_rows, tasks_of
 from stella.data.material import Wanted, recognise
 from stella.data.shards import Shards
+from stella.data.tasks import recording_of
+from stella.data.writer import ShardWriter
 from stella.errors import StellaError
 
 SMALL: dict[str, Any] = {"seconds": 1.0, "size": 48, "progress": False, "workers": 2}
@@ -208,6 +210,25 @@ def test_a_corrupt_middle_loses_the_rest_and_says_so(tmp_path: Path, videos: lis
     assert summary.clips == 1 and reasons(tmp_path / "dst") == {"all.tar": "damaged archive"}
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_videos_of_one_name_in_archives_are_not_lost_in_silence(
+    tmp_path: Path, videos: list[bytes], split: bool
+) -> None:
+    """Without a list a clip is known by the name of its file, without folders."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    pack(src / "mon.tar", {"dog/1.mp4": videos[0], "cat/1.mp4": videos[1], "cat/2.mp4": videos[2]})
+    pack(src / "tue.tar", {"2.mp4": videos[3], "3.mp4": videos[0]})
+    expected = {"mon.tar/1.mp4": "name of another", "tue.tar/2.mp4": "name of another"}
+    for _ in range(2):
+        summary = run(src, dst, split=split)
+        assert {recording_of(id) for id in ShardWriter.ids_in(dst)} == {"1.mp4", "2.mp4", "3.mp4"}
+        assert reasons(dst) == expected and summary.skipped == {"name of another": 2}
+    pack(src / "wed.tar", {"3.mp4": videos[1], "4.mp4": videos[2]})  # it comes later
+    assert run(src, dst, split=split).skipped == {"name of another": 3}
+    remedy = json.loads((dst / "skipped.jsonl").read_text().splitlines()[-1])["remedy"]
+    assert remedy == "tue.tar/3.mp4 has it too: rename this one if it is another video"
+
+
 def test_video2dataset_shards(tmp_path: Path, videos: list[bytes]) -> None:
     def about(id: str, **more: Any) -> bytes:
         tree = {"url": f"https://www.youtube.com/watch?v={id}", "key": "0", "status": "success"}
@@ -220,7 +241,7 @@ def test_video2dataset_shards(tmp_path: Path, videos: list[bytes]) -> None:
     members |= {"000000003.mp4": videos[2], "000000003.json": b"not json"}
     src = pack(tmp_path / "src" / "00000.tar", members)
     (tmp_path / "src" / "00000_stats.json").write_text("{}")
-    assert "1 shards of video2dataset" in recognise(src.parent).told()[0]
+    assert "1 shard of video2dataset" in recognise(src.parent).told()[0]
     plain = run(src.parent, tmp_path / "plain")
     assert plain.clips == 3 and reasons(tmp_path / "plain") == {"000000002.json": "not fetched"}
     listed = [("aaaaaaaaaaa", 12), ("bbbbbbbbbbb", 30), ("ccccccccccc", 0), ("ddddddddddd", 0)]

@@ -2,6 +2,7 @@ import faulthandler
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import time
@@ -106,6 +107,29 @@ def test_videos_become_clips_like_those_read_directly(videos: Path, tmp_path: Pa
         assert ours.video.shape == theirs.video.shape
         assert (ours.video.float() - theirs.video.float()).abs().mean() < 6
         assert torch.allclose(ours.audio, theirs.audio, atol=1e-4)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_another_video_of_the_same_name_is_refused_and_a_copy_is_not(tmp_path: Path, split: bool) -> None:
+    """Clips are known by their path below the folder, whatever its name; one of the two would be lost."""
+    first, second, dst = tmp_path / "a" / "videos", tmp_path / "b" / "videos", tmp_path / "dst"
+    for number, file in enumerate((first / "x.mp4", first / "y.mp4", second / "z.mp4", second / "x.mp4")):
+        write_video(file, seed=number)
+    run(first, dst, split=split)
+    clips = ids(dst)
+    same_name = rf"{second}/x\.mp4 has the name of {first}/x\.mp4, whose clips {dst} holds.*; rename it, or prepare"
+    for refused in (lambda: run(second, dst, split=split), lambda: prepare.rehearse(second, dst)):
+        with pytest.raises(StellaError, match=same_name):
+            refused()
+    assert ids(dst) == clips
+    (second / "x.mp4").rename(second / "new.mp4")
+    assert {clip.partition("@")[0] for clip in (run(second, dst, split=split), ids(dst))[1]} == {
+        *("x.mp4", "y.mp4", "new.mp4", "z.mp4")
+    }
+    shutil.copytree(first, tmp_path / "copy")
+    assert run(tmp_path / "copy", dst, split=split).added == 0
+    first.rename(tmp_path / "moved")
+    assert run(tmp_path / "moved", dst, split=split).added == 0
 
 
 def test_a_second_run_does_nothing_and_new_files_are_added(tmp_path: Path, monkeypatch) -> None:
@@ -297,7 +321,7 @@ def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
     run(tmp_path / "src", tmp_path / "dst")
     (tmp_path / "src" / "b.mp4").unlink()
     summary = run(tmp_path / "src", tmp_path / "dst")
-    assert summary.gone == ("b.mp4",) and "1 files are gone whose clips remain: b.mp4" in str(summary)
+    assert summary.gone == ("b.mp4",) and "gone: 1 file whose clips remain, b.mp4" in str(summary)
 
 
 def test_without_one_usable_clip_the_command_fails(tmp_path: Path) -> None:

@@ -339,9 +339,9 @@ def test_the_command_writes_vectors_and_lists_bad_files(tmp_path: Path) -> None:
     done = run.invoke(app, ["embed", str(videos), "--out", str(tmp_path / "v.npz"), "--model", "base-tiny"])
     assert done.exit_code == 1 and "skipped" in done.output and "c.mp4: not a media file" in done.output
     for args, told in (
-        ([str(videos / "c.mp4")], "none of the 1 files could be embedded"),
+        ([str(videos / "c.mp4")], "none of 1 file could be embedded"),
         ([str(videos), "--out", str(tmp_path / "v.txt")], "must end in .npz or .safetensors"),
-        ([str(tmp_path / "none")], "none of the 1 files"),
+        ([str(tmp_path / "none")], "none of 1 file"),
     ):
         done = run.invoke(app, ["embed", "--model", "base-tiny", "--out", str(tmp_path / "x.npz"), *args])
         assert isinstance(done.exception, StellaError) and told in str(done.exception)

@@ -70,7 +70,7 @@ def test_the_cost_is_told_and_measured_once(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / done / "metrics.jsonl").write_text('{"kind": "end"}\n')
     text = io.StringIO()
     initial.tell_cost(configs, range(3), tmp_path, Console(file=text, width=300))
-    assert "0.2 hours of training on this machine for 1 runs of 1 configurations" in text.getvalue()
+    assert "0.2 hours of training on this machine for 1 run of 1 configuration," in text.getvalue()
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_from_archives_to_the_table_as_the_documentation_says(tmp_path: Path, mo
         done = subprocess.run([sys.executable, "-m", "stella", *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(" ".join(done.stdout.split()))
-    assert "missing: 8 of 62 wanted clips" in outputs[1] and "8 of 63 listed clips are missing" in outputs[2]
+    assert "missing: 8 of 62 wanted clips" in outputs[1] and "missing: 8 of 63 listed clips" in outputs[2]
     assert "hours of training on this machine for 6 runs of 6 configurations" in outputs[4] and "STELLA" in outputs[4]
     out = tmp_path / "runs" / "continual-vs"
     assert (out / COST).exists() and (out / "reproduce.md").exists()

@@ -79,7 +79,7 @@ def test_all_seeds_are_run_and_finished_runs_are_skipped(tmp_path: Path, monkeyp
     assert "±" in table.file.getvalue()  # type: ignore[attr-defined]
     said = Console(file=io.StringIO())
     assert run_all(configs, [1, 2], tmp_path, said).runs == outcome.runs and len(started) == 3
-    assert "4 of 4 runs are finished already" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert "finished already: 4 of 4 runs" in said.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_csv_has_the_scores_of_the_matching_module_and_of_slow_weights(

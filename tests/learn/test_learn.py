@@ -25,10 +25,9 @@ from stella.data.views import part
 from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
-from stella.learn import loop
 from stella.learn.home import Home, Settings
-from stella.learn.loop import KEPT_APART, PAUSE, Session, Watch, _left_by_a_kill, accept, drop, learn, rollback
-from stella.learn.page import render, write_page
+from stella.learn.loop import PAUSE, Session, Watch, _left_by_a_kill, learn, rollback
+from stella.learn.page import write_page
 from stella.learn.round import Learner
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
@@ -142,25 +141,6 @@ def test_states_beyond_keep_are_removed(three: Path, sources: list[str], tmp_pat
         assert [kept(n).exists() for n in range(1, 5)] == [False, False, False, True]
     with pytest.raises(StellaError, match=r"round 3 is not kept \(kept: none\)"):
         rollback(home, 3, quiet())
-
-
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bool) -> None:
-    home, more = copy(three, tmp_path / "home"), packed(tmp_path / "more", (8,), first=3)
-    weights = load_file(home / "model.safetensors")
-    strict = Settings(share=0.2, guard=-1000)  # every fall is more than that
-    assert learn(home, more, None, strict, console=quiet()).exit_code == KEPT_APART
-    assert Home(home).current == 3 and same(weights, load_file(home / "model.safetensors"))
-    assert learn(home, more, console=quiet()).exit_code == KEPT_APART  # nothing else is learnt until someone decides
-    assert "4 (kept apart)" in render(Home(home))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_page", write_page)
-        (accept if taken else drop)(home, quiet())
-    assert "kept apart" not in (home / "page.html").read_text()
-    assert Home(home).current == (4 if taken else 3)
-    assert learn(home, more, console=quiet()).rounds == []  # its clips are seen
-    with pytest.raises(StellaError, match="nothing to"):
-        (accept if taken else drop)(home, quiet())
 
 
 def test_a_folder_of_something_else_is_refused_and_one_that_was_being_made_is_not(

@@ -10,7 +10,7 @@ from stella.evaluate.retrieval import Embeddings
 from stella.learn.held import is_held, kept
 from stella.learn.home import Plan
 from stella.learn.items import Item
-from stella.learn.measure import by_round, fall, measures
+from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.page import time_labels
 
 
@@ -41,6 +41,33 @@ def test_accuracy_is_that_of_the_whole_gallery() -> None:
     assert found["rounds"]["2"]["after"] == pytest.approx(naive(after, list(range(9, 20))))
     assert fall(found) == pytest.approx(naive(before, old) - naive(after, old))
     assert found["worst"] and all(each["after"] > each["before"] and each["clip"] < 20 for each in found["worst"])
+
+
+def test_a_fall_has_the_error_of_its_clips() -> None:
+    before, after = random(27, 0), random(27, 1)
+    old = measures(before, after, torch.tensor([1] * 20 + [2] * 7), 2, None)["old"]
+    each = torch.tensor([naive(before, [i]) - naive(after, [i]) for i in range(20)])
+    assert old["clips"] == 20 and old["error"] == pytest.approx(each.std().item() / 20**0.5)
+    single = measures(before, after, torch.tensor([1] + [2] * 26), 2, None)["old"]
+    assert single["clips"] == 1 and single["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("clips", "guard", "said"),
+    [
+        (1, 5.0, "judged by 1 old clip, too few for a guard of 5: one alone can cost 100.0 points"),
+        (33, 3.0, "judged by 33 old clips, too few for a guard of 3: one alone can cost 3.0 points"),
+        (34, 3.0, "judged by 34 old clips"),
+        (19, 5.0, "judged by 19 old clips, too few for a guard of 5: one alone can cost 5.3 points"),
+        (20, 5.0, "judged by 20 old clips"),
+    ],
+)
+def test_a_guard_says_by_how_many_clips_it_judges(clips: int, guard: float, said: str) -> None:
+    record = {"guard": guard, "old": {"clips": clips, "before": 50.0, "after": 43.75, "error": 2.5}}
+    assert judged(record) == said and too_few(record) == ("too few" in said)
+    assert fell(record) == "6.2 ± 2.5 points"
+    del record["old"]["error"]  # type: ignore[attr-defined]  # of an earlier version
+    assert fell(record) == "6.2 points"
 
 
 def test_the_worst_are_chosen_among_the_old_clips() -> None:

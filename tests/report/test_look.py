@@ -44,9 +44,7 @@ def test_silence_still_pictures_long_files_and_bad_ones_are_told(videos: Path, t
         done = CliRunner().invoke(app, ["look", str(videos), "--out", str(out)])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "1 of 4 silent: dull.mp4" in done.output and "1 of 4 still picture: dull.mp4" in done.output
-    assert (
-        "1 of 4 files are longer than the 10.24 s of a clip (meeting.mp4: 32 s): stella prepare --split" in done.output
-    )
+    assert "longer than the 10.24 s of a clip: 1 of 4 files (meeting.mp4: 32 s); stella prepare --split" in done.output
     assert "skipped" in done.output and "4 of 5 clips shown; skipped: 1 not a media file" in done.output
     assert out.read_bytes().startswith(b"\x89PNG")
 
@@ -65,7 +63,7 @@ def test_names_and_lengths_stand_in_the_sheet(videos: Path, monkeypatch: pytest.
 
 def test_one_file_is_shown_in_pieces(videos: Path) -> None:
     titles, told = seen(videos / "meeting.mp4", 2)
-    assert titles == ["meeting.mp4@0.000 · 32.0 s", "meeting.mp4@10.240 · 32.0 s"] and "1 of 1 files are longer" in told
+    assert titles == ["meeting.mp4@0.000 · 32.0 s", "meeting.mp4@10.240 · 32.0 s"] and "a clip: 1 of 1 file (" in told
     first, second = (look.open_any(videos / "meeting.mp4", 2)[i].video.float().mean() for i in (0, 1))
     assert second - first == pytest.approx(20.5, abs=3)
     assert seen(videos / "talk.mp4") == (["talk.mp4 · 1.0 s"], "")

@@ -99,7 +99,7 @@ def test_the_recall_table_has_every_task_and_the_mean(runs: list[Path]) -> None:
     assert tasks == [[name, mean] for name, mean in zip(line["tasks"], means.round(1).tolist(), strict=True)]
     assert float(last[-1]) == pytest.approx(means.mean(), abs=0.06)
     flat = " ".join(text.split())
-    assert "all 96 clips as gallery" in flat and "skipped: 3 no audio track" in flat and "chance 5.6" in flat
+    assert "in a gallery of 96 clips" in flat and "skipped: 3 no audio track" in flat and "chance 5.6" in flat
 
 
 def test_runs_with_unlike_galleries_are_not_ranked(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_run_means_the_same_clips_from_another_directory(
     assert evaluate_weights(str(tmp_path / "run"), None, ["data.path=b"], said)["clips"] == [12]  # all of it
     held_out = evaluate_weights(str(tmp_path / "run"), None, ["data.path=a"], said)
     assert held_out["clips"] == result.evaluations[-1]["clips"]
-    assert f"12 clips of 1 tasks, all of {arrays / 'b'}" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert f"12 clips of 1 task, all of {arrays / 'b'}" in said.file.getvalue()  # type: ignore[attr-defined]
     assert f", held out of {arrays / 'a'}" in said.file.getvalue()  # type: ignore[attr-defined]
 
 

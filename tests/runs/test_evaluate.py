@@ -1,6 +1,8 @@
 """`stella evaluate` repeats what a run measured after its last task, from its files alone."""
 
 import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from rich.console import Console
 
 from stella.errors import StellaError
 from stella.model import weights
+from stella.runs import evaluate
 from stella.runs.evaluate import evaluate_weights
 from stella.runs.loop import pretrain, resume
+from stella.runs.progress import Display
 
 QUIET = Console(file=io.StringIO())
 SCENES = ("data.clips=8", "data.eval_clips=8", 'data.tasks=["task1", "task2"]')
@@ -30,6 +34,30 @@ def test_a_run_is_evaluated_as_it_evaluated_itself_at_its_own_beta(tmp_path: Pat
     assert any(ratio is not None for ratio in found["importance_ratio"])
 
 
+def test_it_says_which_clips_it_embeds_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int]] = []
+
+    class Heard(Display):
+        @contextmanager
+        def clips(self, total: int) -> Iterator[Callable[[str, int], None]]:
+            told.append(("of", total))
+            yield lambda what, count: told.append((what, count))
+
+    monkeypatch.setattr(evaluate, "Display", Heard)
+    few = ["data.eval_clips=4", 'data.tasks=["task2"]']
+    for given in (few, ["data.source=scenes", *few]):
+        console = Console(file=(file := io.StringIO()), width=200)
+        evaluate_weights("base-tiny", None, given, console)
+        assert (
+            file.getvalue().splitlines()
+            == [
+                "evaluating base-tiny on 4 clips of 1 task, rendered scenes, the embedded benchmark",
+                "for clips of your own give data.source=folder data.path=VIDEOS",
+            ][: 1 + (given is few)]
+        )
+    assert told == 2 * [("of", 8), ("embedding task2", 4), ("matching task2", 4)]
+
+
 def test_the_slow_weights_of_a_run_can_be_evaluated(tmp_path: Path) -> None:
     result = pretrain(quick("finetune", "train.ema=0.9", *SCENES), tmp_path / "run", console=QUIET)
     found, last = evaluate_weights(str(tmp_path / "run"), slow=True), result.evaluations[-1]
@@ -45,6 +73,14 @@ def test_a_run_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> 
     edit_config(run, lambda config: config["data"].update(pixels=224))  # a key of every source, once
     for refused in (lambda: evaluate_weights(str(run)), lambda: resume(run, console=QUIET)):
         with pytest.raises(StellaError, match=r"was written by another version of stella \(data\.pixels .*start"):
+            refused()
+
+
+def test_a_downstream_run_is_refused_as_what_it_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    edit_config(run, lambda config: (config.pop("method"), config.update(task="classify")))
+    for refused in (lambda: evaluate_weights(str(run)), lambda: resume(run, console=QUIET)):
+        with pytest.raises(StellaError, match=r"is a run of stella transfer; .* stella transfer --resume"):
             refused()
 
 

@@ -32,5 +32,37 @@ def test_a_narrow_terminal_shows_steps_and_rate_before_parts_of_the_loss(width: 
         display.losses(MEANS, 1234.0, 2 * 10**9)
         display.refresh()
     shown = file.getvalue()
-    assert "1235/4321" in shown and "loss 1.500" in shown and "clips/s" in shown
+    assert "1235/4321" in shown and "-:--:--" in shown and "loss 1.500" in shown and "clips/s" in shown
     assert ("recon_a" in shown) == parts
+
+
+def test_a_long_name_does_not_push_the_time_left_off_a_narrow_terminal() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=80, force_terminal=True), total=50, done=20) as display:
+        display.at(25, "classify: epoch 10 of 40")
+        display.losses(MEANS, 54965.0, 2 * 10**9)
+        display.refresh()
+    assert "25/50" in file.getvalue() and "-:--:--" in file.getvalue()
+
+
+def test_clips_into_a_file_are_counted_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, file = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Display(Console(file=file, width=200)) as display, display.clips(2000) as done:
+        for batch in range(40):
+            now[0] += 10.0
+            done("embedding task1" if batch < 10 else "embedding task2", 50)
+    assert file.getvalue().splitlines()[:2] == [
+        "embedding task1: 350 of 2,000, about 6 minutes left",
+        "embedding task2: 700 of 2,000, about 4 minutes left",
+    ]
+
+
+def test_clips_on_a_terminal_have_a_bar_that_goes() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=80, force_terminal=True)) as display:
+        with display.clips(60) as done:
+            done("features", 20)
+            display.refresh()
+        assert not [task for task in display.tasks if task.visible]
+    assert "features" in file.getvalue() and "20/60" in file.getvalue() and "0/0" not in file.getvalue()

@@ -112,7 +112,7 @@ def test_an_index_of_nothing_usable_is_an_error(tmp_path: Path) -> None:
     source.mkdir()
     (source / "a.mp4").write_text("bad")
     index = Index(tmp_path / "index")
-    with pytest.raises(StellaError, match=r"none of the 1 files of .*source can be used \(1 not a media file\)"):
+    with pytest.raises(StellaError, match=r"none of 1 file of .*source can be used \(1 not a media file\)"):
         index.update(source, model=FakeModel())
     assert index.search(torch.ones(8)).hits == []
     (source / "a.mp4").unlink()

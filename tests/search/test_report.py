@@ -52,7 +52,7 @@ def test_index_and_search_on_the_command_line(folder: Path) -> None:
     refreshed = run.invoke(app, ["index", "index", "--refresh", "--model", "two", "--compact"])
     assert refreshed.exit_code == 0 and "3 embedded again" in refreshed.output, refreshed.output
     assert "two, version fake-two" in run.invoke(app, ["index", "index", "--state"]).output
-    assert run.invoke(app, ["index", "--forget", "src", "index"]).output == "src is dropped; 0 files are left\n"
+    assert run.invoke(app, ["index", "--forget", "src", "index"]).output == "src is dropped; 0 files left\n"
     assert "the index is empty" in run.invoke(app, ["search", "index", "src/bell.wav"]).output
 
 

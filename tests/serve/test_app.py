@@ -240,7 +240,11 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
         )
     assert "style=" not in page and "<script>" not in page and "onclick" not in page  # the policy forbids them
     routes = client.get("/openapi.json").json()["paths"]
-    assert set(routes) >= {"/api/search", "/api/state", "/healthz", "/api/moments/{name}/media"}
+    assert set(routes) >= {"/api/search", "/api/state", "/healthz", "/api/moments/{id}/media"}
+    moments = [about["get"]["parameters"] for path, about in routes.items() if path.startswith("/api/moments/")]
+    assert len(moments) == 5 and all(
+        one[0]["name"] == "id" and "such as 3-17" in one[0]["description"] for one in moments
+    )
     docs = client.get("/docs").text
     assert all(path in docs for path in routes)
 
@@ -311,7 +315,7 @@ def test_a_refresh_during_a_search_is_answered_by_the_new_model(
 
     monkeypatch.setattr(served.index, "search", late)
     monkeypatch.setattr(served.versions, "look", lambda: looked.append(1))
-    assert len(first(client, scene, k=2)["hits"]) == 2 and looked == [1]
+    assert len(first(client, scene, k=2)["hits"]) == 2 and looked  # the watch may look too
 
 
 def test_what_serve_refuses(tmp_path: Path, index: "stella.Index") -> None:

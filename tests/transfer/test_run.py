@@ -27,6 +27,7 @@ from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
 from stella.report.predictions import _draw_events, predictions_sheet
+from stella.runs import progress
 from stella.runs.folder import RunFolder
 from stella.runs.training import RunResult
 from stella.train import trainer
@@ -116,6 +117,24 @@ def test_kept_weights_say_how_their_inputs_are_made(task: str, file: Path, tmp_p
     go(task, file, tmp_path, "data.clips=4", "data.eval_clips=4", "stream.epochs=1")
     clips = ScenesConfig().inputs()
     assert stella.load(tmp_path / "model.safetensors").inputs == replace(clips, pixels=32, spec_frames=64)
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("classify", ["features: 4 of 12", "features: 8 of 12", "features: 4 of 8", "features: 4 of 8"]),
+        ("localise", ["localising: 4 of 8"]),
+    ],
+)
+def test_what_takes_long_says_how_far_it_is(
+    task: str, told: list[str], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", -1.0)  # speaks at once
+    given = [f"weights.source={file}", *SMALL, "stream.epochs=2", "evaluate.batch=4"]
+    console = Console(file=(said := io.StringIO()), width=200)
+    assert transfer(transfer_config(task, None, given), tmp_path / "run", console=console).finished
+    found = [line for line in said.getvalue().splitlines() if " of " in line and line.endswith("about 1 minute left")]
+    assert [line.partition(", about")[0] for line in found] == told
 
 
 def test_features_of_a_frozen_backbone_are_computed_once(file: Path, tmp_path: Path, monkeypatch: Any) -> None:

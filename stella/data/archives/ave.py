@@ -9,7 +9,7 @@ import torch
 from stella.clip import BACKGROUND, SAMPLE_RATE, Clip, Labels
 from stella.data.archives.base import ArchiveConfig, first_existing, heard, read_list, repeated
 from stella.data.downstream import Parts
-from stella.errors import StellaError, require
+from stella.errors import StellaError, number_of, require
 from stella.media.decode import Plan, decode
 
 SECONDS = 10
@@ -74,9 +74,9 @@ class AVEConfig(ArchiveConfig):
         twice, shared = repeated([e.video for e in events]), parts["train"] & parts["test"]
         empty = [e.video for e in events if e.end <= e.begin]
         found = {
-            f"{len(twice)} videos occur more than once": twice,
-            f"{len(shared)} test videos are also in the training part": shared,
-            f"{len(empty)} rows have an empty event": empty,
+            f"more than once: {number_of(len(twice), 'video')}": twice,
+            f"also in the training part: {number_of(len(shared), 'test video')}": shared,
+            f"with an empty event: {number_of(len(empty), 'row')}": empty,
         }
         return [sentence for sentence, videos in found.items() if videos]
 

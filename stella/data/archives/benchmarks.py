@@ -20,7 +20,7 @@ from stella.data.mirror import opened
 from stella.data.shards import Entry, Shards, stated_seconds
 from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
 from stella.data.views import join, part
-from stella.errors import ConfigError, StellaError
+from stella.errors import ConfigError, StellaError, number_of
 from stella.files import absolute, is_address, read_json
 from stella.media.decode import Plan
 from stella.media.inputs import Inputs
@@ -135,7 +135,7 @@ class ListedConfig(SizedConfig):
         have, all_of = sum(len(source) for _, source in train), sum(listed.get(name, 0) for name, _ in train)
         whole = f" of {all_of:,} listed" if all_of else ""
         paper = f"; the paper has {PAPER[self.benchmark or '']}" if self.benchmark in PAPER else ""
-        return [f"{self.source}: {have:,} training clips{whole} are here ({', '.join(counts)}){paper}"]
+        return [f"{self.source}: {number_of(have, 'training clip')}{whole} are here ({', '.join(counts)}){paper}"]
 
     # ---- the clips on the disk
 

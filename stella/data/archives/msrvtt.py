@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from stella.clip import Source
 from stella.data.archives.base import ArchiveConfig, Item, Videos, find_named, first_existing, read_list, read_tree
 from stella.data.views import part
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MSRVTTConfig(ArchiveConfig):
         names = self._names(which)
         if not any(name in found for name in names):
             raise StellaError(
-                f"none of the {len(names)} videos of the {which} list is below {self.root}; check data.path"
+                f"none of {number_of(len(names), 'video')} of the {which} list is below {self.root}; check data.path"
             )
         missing = self.root / "videos" / "all"
         items = [Item(name, found.get(name, missing / f"{name}.mp4")) for name in names]  # a missing one is skipped

@@ -21,7 +21,7 @@ from stella.data.archives.base import (
     read_tree,
     without_header,
 )
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, number_of
 from stella.media.stills import read_picture, read_sound
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in shares of the picture
@@ -85,8 +85,8 @@ class VGGSSConfig(ArchiveConfig):
         tree = read_tree(first_existing(self.root, "vggss.json"))
         bad = sum(not usable(box) for each in tree for box in each["bbox"])
         empty = sum(not kept for _, kept in self._boxes().values())
-        found = {f"{bad} boxes have no area inside the picture and are dropped": bad}
-        found |= {f"{empty} clips have no usable box and are left out": empty}
+        found = {f"dropped: {number_of(bad, 'box')} without an area inside the picture": bad}
+        found |= {f"left out: {number_of(empty, 'clip')} without a usable box": empty}
         return [sentence for sentence, count in found.items() if count]
 
 

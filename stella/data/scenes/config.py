@@ -57,6 +57,10 @@ class ScenesConfig(SourceConfig):
         return self.size or DEFAULT
 
     @property
+    def described(self) -> str:
+        return f"rendered {self.label}, the embedded benchmark"
+
+    @property
     def cached(self) -> bool:
         return self.cache != "off"
 

@@ -16,15 +16,17 @@ function drawn(tag, attributes, text) {
   return made;
 }
 
+const count = (n) => n.toLocaleString("en");
+const counted = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`;
 const figure = (value, digits = 1) => value === null ? "–" : value.toFixed(digits);
 
 function facts(tree) {
-  const last = tree.history.at(-1), count = (n) => n.toLocaleString("en");
+  const last = tree.history.at(-1);
   const found = {
-    Learnt: `${count(tree.clips)} clips in ${count(tree.round)} rounds; ${count(tree.set_aside)} more are set aside to measure with`,
+    Learnt: `${counted(tree.clips, "clip")} in ${counted(tree.round, "round")}; ${count(tree.set_aside)} more set aside to measure with`,
   };
   if (last) {
-    found["Last round"] = `${count(last.clips)} clips, ${new Date(last.ended).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}`;
+    found["Last round"] = `${counted(last.clips, "clip")}, ${new Date(last.ended).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}`;
     if (last.old) found["Old clips"] = `accuracy ${figure(last.old[0])}% before it, ${figure(last.old[1])}% after`;
     if (last.new) found["New clips"] = `accuracy ${figure(last.new[0])}% before it, ${figure(last.new[1])}% after`;
     if (last.F !== null) found.Forgetting = `${figure(last.F)} points lost from the best, on average (F)`;
@@ -32,7 +34,7 @@ function facts(tree) {
   }
   if (tree.memory) {
     const held = tree.memory.rounds.reduce((sum, n) => sum + n, 0);
-    found.Memory = `${count(held)} clips: ${tree.memory.sources.slice(0, 4).map(([name, n]) => `${count(n)} from ${name}`).join(", ")}`;
+    found.Memory = `${counted(held, "clip")}: ${tree.memory.sources.slice(0, 4).map(([name, n]) => `${count(n)} from ${name}`).join(", ")}`;
   }
   return found;
 }
