@@ -24,7 +24,7 @@ import torch
 from stella.data.skipped import Skipped
 from stella.evaluate.retrieval import Embeddings, embed
 from stella.files import Line, read_lines
-from stella.learn.held import HeldClip, HeldOut, kept
+from stella.learn.held import HeldClip, HeldOut, measured
 from stella.learn.home import Home
 from stella.learn.items import content
 from stella.model import weights
@@ -116,7 +116,7 @@ def galleries(home: Home) -> list[list[HeldClip]]:
         stored |= {HeldClip(number, item).key: number for item in plan.held if item.id not in skipped}
     found = []
     for number, plan in enumerate(home.plans(), 1):
-        sample = kept(home.plans()[:number], home.settings.measured(plan.epochs * plan.clips))
+        sample = measured(home.plans()[:number], home.settings.measured(plan.epochs * plan.clips))
         found.append([clip for clip in sample if stored.get(clip.key, number + 1) <= number])
     return found
 
@@ -150,13 +150,13 @@ def accuracy(found: Places, keys: list[str]) -> float:
 
 def check_history(home: Home) -> dict[str, Any]:
     """The largest difference between the history's A and F and those computed here."""
-    measured = galleries(home)
-    made = embeddings(home, list({clip.key: clip for clips in measured for clip in clips}.values()))
+    sampled = galleries(home)
+    made = embeddings(home, list({clip.key: clip for clips in sampled for clip in clips}.values()))
     level: dict[int, float] = {}
     best: dict[int, float] = {}
     differences: dict[str, list[float]] = {"A": [], "F": []}
     for number, record in enumerate(home.history(), 1):
-        round_of = {clip.key: clip.round for clip in measured[number - 1]}
+        round_of = {clip.key: clip.round for clip in sampled[number - 1]}
         before, after = (places(made[n], set(round_of)) for n in (number - 1, number))
         old = [key for key in after if round_of[key] < number]
         new = [key for key in after if round_of[key] == number]
@@ -166,8 +166,10 @@ def check_history(home: Home) -> dict[str, Any]:
                     differences["A"].append(abs(accuracy(found, keys) - record[name][when]))
             elif keys and len(after) > 1:
                 differences["A"].append(float("nan"))
-        for r in sorted({round_of[key] for key in after}):
-            own = [key for key in after if round_of[key] == r]
+        for r in sorted({*level, *(round_of[key] for key in after)}):
+            own = [key for key in after if round_of[key] == r] or old  # without a clip today: as all old ones
+            if not own:
+                continue
             now = accuracy(after, own)
             level[r] = now if r == number or r not in level else level[r] - accuracy(before, own) + now
             best[r] = max(best.get(r, level[r]), level[r])

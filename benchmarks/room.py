@@ -81,7 +81,7 @@ class Worker:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
 
     def __init__(
-        self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None, alike: bool
+        self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None, alike: bool = False
     ) -> None:
         self.shared, self.out, self.runs, self.end = shared, out, runs, time.monotonic() + seconds
         self.alike = alike

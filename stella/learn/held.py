@@ -1,11 +1,12 @@
 """Clips that are set aside to measure with: chosen by hashes, stored small, never trained on.
 
 Whether a recording is set aside depends on its name alone. Of all clips set aside, those with the smallest hashes are
-kept: a uniform sample of everything that ever arrived, which needs no counter.
+kept: a uniform sample of everything that ever arrived, which needs no counter. The newest round is measured besides:
+of a sample of all time its share becomes smaller and smaller.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from stella.media.codecs import decode_flac, decode_jpegs
 from stella.rng import seed_for
 
 CHUNK = 8  # clips that a worker stores at a time
+THIRD = 3  # the share of the newest round among the clips that a round is measured with
 
 
 def is_held(item: Item, share: float) -> bool:
@@ -47,7 +49,35 @@ def kept(plans: Sequence[Plan], most: int) -> list[HeldClip]:
     A clip that could not be used, and came again, belongs to its last round.
     """
     every = {item.id: HeldClip(number, item) for number, plan in enumerate(plans, 1) for item in plan.held}
-    chosen = sorted(every.values(), key=lambda each: seed_for("kept", each.item.id))[:most]
+    return _some(every.values(), most)
+
+
+def measured(plans: Sequence[Plan], most: int) -> list[HeldClip]:
+    """The clips to measure the last of these rounds with: at most this many, oldest round first.
+
+    Up to a third are its own, and more where earlier rounds have too few; the others are a uniform sample of all
+    earlier ones.
+    """
+    own = {clip.item.id: clip for clip in _newest(plans, most)}
+    old = [clip for clip in kept(plans[:-1], most) if clip.item.id not in own]
+    places = max(most // THIRD, most - len(old))
+    new = _some(own.values(), places)
+    return [*_some(old, most - len(new)), *new]
+
+
+def stored(plans: Sequence[Plan], most: int) -> list[HeldClip]:
+    """The clips to be on the disk after these rounds: those that are kept, and those the last one is measured with."""
+    every = {clip.item.id: clip for clip in (*kept(plans, most), *_newest(plans, most // THIRD))}
+    return list(every.values())
+
+
+def _newest(plans: Sequence[Plan], most: int) -> list[HeldClip]:
+    return _some([HeldClip(len(plans), item) for item in plans[-1].held], most) if plans else []
+
+
+def _some(clips: Iterable[HeldClip], most: int) -> list[HeldClip]:
+    """Those with the smallest hashes."""
+    chosen = sorted(clips, key=lambda each: seed_for("kept", each.item.id))[: max(0, most)]
     return sorted(chosen, key=lambda each: (each.round, each.key))
 
 

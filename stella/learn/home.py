@@ -31,7 +31,7 @@ from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
 
 VERSION = 1
-LEAST = 40  # clips to measure with, if so many are kept
+LEAST = 80  # clips to measure with, if so many are kept
 
 
 @dataclass(frozen=True)

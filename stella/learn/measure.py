@@ -1,6 +1,6 @@
 """What a round did to the model: retrieval of clips set aside, by the state before the round and by the one after it.
 
-Both are measured in the same gallery, that of today. Galleries grow, so accuracies of different days do not compare;
+Both are measured in the same gallery, that of today. Galleries change, so accuracies of different days do not compare;
 their falls do. The level of a round's clips is therefore their accuracy when they were new, less all falls since.
 """
 
@@ -38,7 +38,7 @@ def measures(before: Embeddings, after: Embeddings, rounds: Tensor, new: int, la
         r: {when: accuracy(p[:, rounds == r]) for when, p in places.items()} | {"clips": int((rounds == r).sum())}
         for r in sorted(set(rounds.tolist()))
     }
-    by_round = levels(own, new, {} if last is None else last["rounds"])
+    by_round = levels(own, new, {} if last is None else last["rounds"], figures.get("old"))
     earlier = [each["best"] - each["level"] for r, each in by_round.items() if int(r) < new]
     worst = (places["after"] - places["before"]).float().mean(0)  # [N]
     fell = [int(i) for i in worst.argsort(descending=True) if worst[i] > 0 and rounds[i] < new][:WORST]
@@ -64,18 +64,22 @@ def error(before: Tensor, after: Tensor) -> float | None:
     return 100 * (was - now).std().item() / len(was) ** 0.5 if len(was) > 1 else None
 
 
-def levels(own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def levels(
+    own: Mapping[int, Mapping[str, Any]], new: int, last: Mapping[str, Any], old: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
     """For the clips of each round: accuracy before and after, level, and the best level so far.
 
-    `own` has those measured today, `last` is what the round before found.
+    `own` has those measured today, `last` is what the round before found. Rounds without a clip today fall as all old
+    clips together, whose accuracies are `old`.
     """
-    found = dict(last)  # of rounds without a clip to measure with today nothing new is known
-    for r, each in own.items():
+    found, fell = {}, 0.0 if old is None else old["before"] - old["after"]
+    for r in sorted({*map(int, last), *own}):
+        each = own.get(r, {"clips": 0})
         if r == new:
             level = best = each["after"]
         else:
-            was = last.get(str(r), {"level": each["before"], "best": each["before"]})
-            level = was["level"] - (each["before"] - each["after"])
+            was = last.get(str(r)) or {"level": each["before"], "best": each["before"]}
+            level = was["level"] - (each["before"] - each["after"] if r in own else fell)
             best = max(was["best"], level)
         found[str(r)] = {**each, "level": level, "best": best}
     return found

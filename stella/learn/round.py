@@ -28,7 +28,7 @@ from stella.errors import StellaError, number_of
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
-from stella.learn.held import HeldOut, is_held, kept, store
+from stella.learn.held import HeldOut, is_held, measured, store, stored
 from stella.learn.home import Home, Plan, RoundFolder, learnt
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
@@ -121,8 +121,10 @@ class Learner:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Remove clips that were set aside and are not kept any more."""
-        held = {clip.key for clip in kept(self.home.plans(), self.home.settings.held)}
+        """Remove clips that were set aside and are kept neither after the last round nor after one to go back to."""
+        plans, settings = self.home.plans(), self.home.settings
+        ends = range(max(0, len(plans) - settings.keep), len(plans) + 1)
+        held = {clip.key for end in ends for clip in stored(plans[:end], settings.held)}
         for path in self.home.held.glob("*.tar"):
             if path.stem not in held:
                 path.unlink(missing_ok=True)
@@ -163,15 +165,14 @@ class Learner:
 
     def _set_aside(self, folder: RoundFolder, plan: Plan, skipped: Skipped) -> HeldOut:
         """Store this round's held-out clips; returns those of all rounds to measure with."""
-        clips = kept([*self.home.plans(), plan], self.home.settings.held)
-        own = [clip for clip in clips if clip.round == folder.number]
+        plans, settings = [*self.home.plans(), plan], self.home.settings
+        own = [clip for clip in stored(plans, settings.held) if clip.round == folder.number]
         if own:
             stream, items = self.config.stream, [clip.item for clip in own]
             seconds = self.home.inputs.duration
             source = opened(items, self.home.inputs)
             store(source, own, self.home.held, seconds, skipped, self._workers(items), stream.time_limit)
-        most = self.home.settings.measured(plan.epochs * plan.clips)
-        return HeldOut(self.home.held, kept([*self.home.plans(), plan], most))
+        return HeldOut(self.home.held, measured(plans, settings.measured(plan.epochs * plan.clips)))
 
     def _workers(self, items: Sequence[Item]) -> int:
         """A file can hang its decoder, and only another process can be killed."""

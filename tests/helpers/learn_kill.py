@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "weights": (weights, "packed_state"),
     "before the record": (round, "write_json"),
     "before the swap": (home, "_link"),
-    "after the swap": (round, "kept"),
+    "after the swap": (round, "stored"),
 }
 
 

@@ -125,6 +125,19 @@ def test_rollback_makes_later_clips_new_again(three: Path, sources: list[str], t
         rollback(home, 3, quiet())
 
 
+def test_what_a_round_was_measured_with_is_there_after_a_rollback(sources: list[str], tmp_path: Path) -> None:
+    """Few clips are kept, so that later rounds take the places of earlier ones; then it ends as it did before."""
+    home, few = tmp_path / "home", Settings(share=0.4, held=6, keep=2)
+    learn(home, sources[:2], config_for(sources[0]), few, console=quiet())
+    there = {path.name for path in (home / "held").glob("*.tar")}
+    learn(home, sources[2:], console=quiet())
+    whole, after = state(home), {path.name for path in (home / "held").glob("*.tar")}
+    rollback(home, Home(home).current - 1, quiet())
+    assert there <= {path.name for path in (home / "held").glob("*.tar")}
+    learn(home, sources, console=quiet())
+    assert same(state(home), whole) and {path.name for path in (home / "held").glob("*.tar")} == after
+
+
 def test_a_rollback_that_was_killed_is_finished(three: Path, tmp_path: Path) -> None:
     home = copy(three, tmp_path / "home")
     write_json(home / "undo", {"round": 1})

@@ -5,9 +5,11 @@ from datetime import datetime, timedelta
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stella.evaluate.retrieval import Embeddings
-from stella.learn.held import is_held, kept
+from stella.learn.held import THIRD, is_held, kept, measured, stored
 from stella.learn.home import Plan
 from stella.learn.items import Item
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
@@ -94,10 +96,24 @@ def test_forgetting_adds_up_falls_in_galleries_that_grow() -> None:
     assert last["F"] == pytest.approx(sum(best[r] - level[r] for r in (1, 2)) / 2)
 
 
-def test_rounds_without_clips_keep_their_level() -> None:
+def test_rounds_without_clips_keep_their_level_if_nothing_old_is_measured() -> None:
     first = measures(random(20, 0), random(20, 1), torch.tensor([1] * 20), 1, None)
     then = measures(random(20, 1), random(20, 2), torch.tensor([2] * 20), 2, first)
-    assert then["rounds"]["1"] == first["rounds"]["1"] and then["F"] == 0 and then["old"] is None
+    before = first["rounds"]["1"]
+    assert then["rounds"]["1"] == {"clips": 0, "level": before["level"], "best": before["best"]}
+    assert then["F"] == 0 and then["old"] is None
+
+
+def test_rounds_without_clips_fall_as_the_old_clips_do() -> None:
+    """A state that forgets everything: F says so, whichever rounds are in the sample."""
+    known = Embeddings(random(40, 0).a, random(40, 0).a, torch.arange(40))  # every clip is found first
+    first = measures(known, known, torch.tensor([1] * 20 + [2] * 20), 2, None)
+    last = first | {"rounds": {str(r): {"clips": 9, "level": 100.0, "best": 100.0} for r in range(1, 9)}}
+    then = measures(known, random(40, 1), torch.tensor([3] * 20 + [9] * 20), 9, last)
+    fell = then["old"]["before"] - then["old"]["after"]
+    assert then["old"]["before"] == pytest.approx(100) and fell > 60
+    assert then["F"] == pytest.approx(fell)
+    assert then["rounds"]["3"]["clips"] == 20 and then["rounds"]["4"]["clips"] == 0
 
 
 def test_nothing_is_measured_without_clips() -> None:
@@ -129,6 +145,43 @@ def test_the_kept_clips_are_a_uniform_sample_of_all_that_came() -> None:
     assert {c.key for c in kept(plans, 100)} < {c.key for c in some}
     early = {c.key for c in kept(plans[:5], 500)}
     assert {c.key for c in some if c.round <= 5} <= early
+
+
+def test_of_hundreds_of_rounds_the_newest_is_always_measured() -> None:
+    plans = [Plan(1, "", 0, [], [item(f"{r}/{i}") for i in range(25)]) for r in range(200)]
+    for n in (1, 2, 3, 50, 200):
+        found = measured(plans[:n], 80)
+        own = [clip for clip in found if clip.round == n]
+        assert len(found) == min(80, 25 * n) and len({clip.key for clip in found}) == len(found)
+        assert len(own) == 25
+        assert found == sorted(found, key=lambda clip: (clip.round, clip.key))
+    old = torch.tensor([clip.round for clip in measured(plans, 500) if clip.round < 200])
+    assert len(old) == 475 and 0.35 < (old > 100).double().mean() < 0.65  # of all time
+
+
+@given(
+    rounds=st.lists(st.integers(0, 30), min_size=1, max_size=8),
+    held=st.integers(0, 40),
+    share=st.floats(0, 1),
+    again=st.booleans(),
+)
+def test_what_a_round_is_measured_with_is_on_the_disk(rounds: list[int], held: int, share: float, again: bool) -> None:
+    """Whatever comes: its own clips are stored then, the others after the round before, and none is there twice."""
+    plans = [
+        Plan(1, "", 0, [], [item(f"{0 if again and i == 0 else r}/{i}") for i in range(count)])
+        for r, count in enumerate(rounds)
+    ]
+    there: set[str] = set()
+    for n in range(1, len(plans) + 1):
+        most = round(share * held)
+        own = [clip for clip in stored(plans[:n], held) if clip.round == n]
+        there |= {clip.key for clip in own}
+        found = measured(plans[:n], most)
+        assert {clip.key for clip in found} <= there and len({clip.key for clip in found}) == len(found) <= most
+        new = [clip for clip in found if clip.round == n]
+        assert len(new) >= min(len(plans[n - 1].held), most // THIRD)
+        there &= {clip.key for clip in stored(plans[:n], held)}
+        assert len(there) <= held + held // THIRD
 
 
 @pytest.mark.parametrize(
