@@ -37,10 +37,14 @@ def noise_tasks(names: Sequence[str] = ("one", "two", "three"), clips: int = 10)
     return [(name, Noise(number, clips + number, name)) for number, name in enumerate(names)]
 
 
-def use_tasks(patch: pytest.MonkeyPatch, train: list[tuple[str, Any]] | None = None) -> None:
-    """Let runs train on these tasks, and evaluate on noise, whatever their configuration says."""
+def use_tasks(
+    patch: pytest.MonkeyPatch,
+    train: list[tuple[str, Any]] | None = None,
+    evaluate: list[tuple[str, Any]] | None = None,
+) -> None:
+    """Let runs train on these tasks, and evaluate on these or on noise, whatever their configuration says."""
     train = train or noise_tasks()
-    evaluate = [(name, Noise(100 + number, 12)) for number, (name, _) in enumerate(train)]
+    evaluate = evaluate or [(name, Noise(100 + number, 12)) for number, (name, _) in enumerate(train)]
     patch.setattr(run_module, "open_tasks", lambda *_: (train, evaluate))
 
 

@@ -20,15 +20,19 @@ from typer.testing import CliRunner
 
 import stella
 from stella.cli import app
+from stella.data.pack import pack
 from stella.data.packed import Packed
+from stella.data.scenes import TASKS, Scenes
 from stella.data.views import part
 from stella.embed import translate
 from stella.errors import ConfigError, StellaError
+from stella.experiments.recipe import run_config
 from stella.files import lock, read_json, write_json
 from stella.learn.home import Home, Settings
 from stella.learn.loop import PAUSE, Session, Watch, _left_by_a_kill, learn, rollback
 from stella.learn.page import write_page
 from stella.learn.round import Learner
+from stella.model import weights
 from stella.runs.loop import pretrain, resume
 from stella.serve.answers import HttpError
 from stella.serve.learner import Attached
@@ -74,8 +78,31 @@ def test_rounds_end_where_one_run_over_the_same_tasks_ends(
     pretrain(config_for(sources[0], method="stella"), tmp_path / "run", console=quiet())
     run = Checkpoints(tmp_path / "run" / "checkpoints").load()
     assert run is not None and same(run["trainer"], state(three)["trainer"])
-    weights = load_file(three / "model.safetensors")
-    assert same(weights, load_file(tmp_path / "run" / "model.safetensors"))
+    ours = load_file(three / "model.safetensors")
+    assert same(ours, load_file(tmp_path / "run" / "model.safetensors"))
+
+
+def test_six_tasks_of_scenes_in_six_calls_end_where_one_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded benchmark, with nothing set aside: the same batches, and so the same bits."""
+    clips, inputs = 4, weights.read_inputs("base-tiny")
+    sources = [tmp_path / task for task in TASKS]
+    for task, source in zip(TASKS, sources, strict=True):
+        sizes = {"pixels": 96, "size": 96, "spec_frames": 256}
+        pack(Scenes(task, "train", clips), source, **sizes, workers=0, progress=False, inputs=inputs)
+    values = ["method=stella", "model.weights=base-tiny", "memory.clips=6", "stream.batch_size=2", "seed=3"]
+    values += ["stream.augment=false", "stream.drop_last=false", "train.decay=0", "train.compile=off"]
+    config = run_config(None, [*values, "data.source=packed", f"data.path={sources[0]}"])
+    for number, source in enumerate(sources):
+        new = (config, Settings(share=0)) if number == 0 else (None, None)
+        learn(tmp_path / "home", [str(source)], *new, console=quiet())
+    tasks = [(task, Packed(source)) for task, source in zip(TASKS, sources, strict=True)]
+    use_tasks(monkeypatch, tasks, tasks)
+    pretrain(config, tmp_path / "run", console=quiet())
+    run = Checkpoints(tmp_path / "run" / "checkpoints").load()
+    assert run is not None and run["trainer"]["counters"]["step"] == 12
+    assert same(run["trainer"], state(tmp_path / "home")["trainer"])
 
 
 def test_every_clip_is_learnt_or_set_aside_once(three: Path, sources: list[str]) -> None:
