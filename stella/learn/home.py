@@ -7,6 +7,7 @@ HOME/
   rounds/000007/       plan.json (the clips of this round, written first), checkpoints/ (the newest is its state),
                        skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last)
   held/KEY.tar         clips that are set aside to measure with
+  stamps.json          of video files, so that unchanged ones are not read again; may be deleted
   dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
 """
 
@@ -25,7 +26,7 @@ from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, sync_folder, write_json, write_text
-from stella.learn.items import LOST, Item, Seen
+from stella.learn.items import LOST, Item, Seen, Signature
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
@@ -119,6 +120,7 @@ class Home:
         self.root = Path(root)
         self.file = self.root / "home.json"
         self.held = self.root / "held"
+        self.stamps = self.root / "stamps.json"
         self._plans: dict[int, Plan] = {}
         self.ahead = 0  # a round that this process is past, while its state is being written
 
@@ -248,6 +250,16 @@ class Home:
             if folder.plan.exists():
                 self._add(seen, folder, folder.read_plan(), None)
         return seen
+
+    def read_stamps(self) -> dict[str, tuple[Signature, str]]:
+        """Those of `Scanner.stamps` that were kept."""
+        with suppress(StellaError):  # damaged: the files are read again
+            return {path: (tuple(signature), stamp) for path, (signature, stamp) in read_json(self.stamps).items()}
+        return {}
+
+    def write_stamps(self, stamps: dict[str, tuple[Signature, str]]) -> None:
+        with suppress(OSError):  # a full disk: the files are read again
+            write_text(self.stamps, json.dumps(stamps) + "\n")
 
     def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:
         """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet.

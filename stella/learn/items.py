@@ -1,7 +1,7 @@
 """What arrives: the clips in folders of videos, of shards and of packed arrays, and in tar archives of videos.
 
-An item says where a clip lies and what it holds, so that each is learnt once: a file that was renamed or copied is
-known by its content, and a file that could not be used counts as new when its content has changed.
+An item says where a clip lies and what it holds, so that each is learnt once. A video is known by its content: one that
+was renamed, copied or touched is not new, and another video under a known path is.
 """
 
 import hashlib
@@ -37,17 +37,19 @@ class Item:
     root: str  # the folder or archive that was given
     path: str  # below it: of the video (in an archive, ARCHIVE.tar/NAME), or of the folder of shards or packed clips
     clip: str  # its id in that folder; empty for a video
-    recording: str
+    recording: str  # a video's path; if another video had that path before, with its stamp
     stamp: str  # of its content
 
     @property
     def id(self) -> str:
-        return "/".join(part for part in (self.root, self.path) if part) + (f"#{self.clip}" if self.clip else "")
+        name = self.path if self.clip else self.recording
+        return "/".join(part for part in (self.root, name) if part) + (f"#{self.clip}" if self.clip else "")
 
 
 @dataclass
 class Seen:
-    """Which items are known. A learnt item stays known; one that could not be used, until its content changes."""
+    """Which items are known: videos by their content, clips in folders by their id. One that could not be used is known
+    until its content changes."""
 
     ids: set[str] = field(default_factory=set)
     contents: set[str] = field(default_factory=set)  # stamps of videos
@@ -62,28 +64,35 @@ class Seen:
                 self.contents.add(item.stamp)
         self.bad |= wrong
 
+    def named(self, item: Item) -> Item:
+        """A new item with an id of its own: another video may have had its path."""
+        if item.clip or item.id not in self.ids:
+            return item
+        return replace(item, recording=f"{item.recording}, {item.stamp}")
+
     def __contains__(self, item: Item) -> bool:
-        if item.id in self.ids or (not item.clip and item.stamp in self.contents):
+        if item.id in self.ids if item.clip else item.stamp in self.contents:
             return True
         return item.id in self.bad and same_stamp(self.bad[item.id], item.stamp)
 
 
 @dataclass
 class Scanner:
-    """Lists what folders hold. What is known of unchanged files is kept, so that a second scan is quick."""
+    """Lists what folders hold. What is known of unchanged files is kept, so that they are read once."""
 
     inputs: Inputs
+    stamps: dict[str, tuple[Signature, str]] = field(default_factory=dict)  # of videos, by path
+    fresh: bool = False  # whether `stamps` has changed; whoever keeps them sets it back
     problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
-    _stamps: dict[Path, tuple[Signature, str]] = field(default_factory=dict)
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
 
     def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
-        found = self._archive(root, Path(root), seen) if Path(root).is_file() else self._folders(root, seen)
+        found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(item, signature) for item, signature in order if item not in seen]
+        return [(seen.named(item), signature) for item, signature in order if item not in seen]
 
-    def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
+    def _folders(self, root: str) -> list[tuple[Item, Signature]]:
         found: list[tuple[Item, Signature]] = []
         for folder, subfolders, names in walk(Path(root), self._cannot):
             subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
@@ -94,44 +103,40 @@ class Scanner:
                 continue
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
-                    found += self._video(root, folder / name, seen)
+                    found += self._video(root, folder / name)
                 elif ARCHIVE.fullmatch(name):
-                    found += self._archive(root, folder / name, seen)
+                    found += self._archive(root, folder / name)
         return found
 
-    def _video(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
-        item = Item(root, path.relative_to(root).as_posix(), "", path.relative_to(root).as_posix(), "")
-        if item.id in seen.ids:
-            self._stamps.pop(path, None)
-            return []
+    def _video(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
         try:
-            status = path.stat()
-            signature = (status.st_size, status.st_mtime_ns)
-            if self._stamps.get(path, ((), ""))[0] != signature:
-                self._stamps[path] = signature, content(path)
+            signature = _signature(path)
+            return [(self._item(root, path, signature, path), signature)]
         except OSError as error:
             self._cannot(error)
             return []
-        return [(replace(item, stamp=self._stamps[path][1]), signature)]
 
-    def _archive(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
+    def _archive(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
         if not is_tar(path.name):
             self.problems.append(_compressed(path))
             return []
         try:
-            status = path.stat()
-            signature, listing = (status.st_size, status.st_mtime_ns), list_videos(path)
+            signature, listing = _signature(path), list_videos(path)
             if not listing.whole:
                 self.problems.append(f"{path} is damaged or not whole yet; videos found in it: {len(listing.videos):,}")
-            if self._inside.get(path, ((), []))[0] != signature:
-                names = {(path / name).relative_to(root).as_posix(): place for name, place in listing.videos.items()}
-                items = [(Item(root, name, "", name, ""), place) for name, place in names.items()]
-                new = [(item, place) for item, place in items if item.id not in seen.ids]
-                self._inside[path] = signature, [replace(item, stamp=content(path, place)) for item, place in new]
+            videos = listing.videos.items()
+            return [(self._item(root, path / name, signature, path, place), signature) for name, place in videos]
         except OSError as error:
             self._cannot(error)
             return []
-        return [(item, signature) for item in self._inside[path][1]]
+
+    def _item(self, root: str, path: Path, signature: Signature, file: Path, place: Place | None = None) -> Item:
+        """The video that lies in this file, which is read if it has changed."""
+        key, name = str(path), path.relative_to(root).as_posix()
+        if self.stamps.get(key, ((), ""))[0] != signature:
+            self.stamps[key] = signature, content(file, place)
+            self.fresh = True
+        return Item(root, name, "", name, self.stamps[key][1])
 
     def _inside_of(self, root: str, folder: Path, inner: str) -> list[tuple[Item, Signature]]:
         try:
@@ -245,6 +250,11 @@ def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
         sizes = [", ".join(f"{n} {name}" for n, name in zip(each, names, strict=True)) for each in (has, want)]
         raise StellaError(f"{folder} was packed for {sizes[0]} and this model takes {sizes[1]}; pack it again")
     return source
+
+
+def _signature(path: Path) -> Signature:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def content(path: Path, place: Place | None = None) -> str:

@@ -1,5 +1,6 @@
 """What counts as new."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,11 +8,13 @@ import pytest
 from helpers.archives import pack
 from helpers.learning import packed
 
+from stella.data.archives.members import Place
 from stella.data.skipped import Skipped
 from stella.errors import ClipError
+from stella.learn import items
 from stella.learn.held import kept
 from stella.learn.home import Home, Plan
-from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, gone, opened
+from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, content, gone, opened
 from stella.media.inputs import Inputs
 
 INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
@@ -27,7 +30,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_known_by_its_path_and_by_its_content(tmp_path: Path) -> None:
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     first = write(tmp_path / "a" / "one.mp4", "one")
     write(tmp_path / "two.MKV", "two")
     write(tmp_path / "notes.txt", "no video")
@@ -40,10 +43,50 @@ def test_a_file_is_known_by_its_path_and_by_its_content(tmp_path: Path) -> None:
     first.rename(tmp_path / "renamed.mp4")
     write(tmp_path / "copy.mp4", "two")
     assert new(tmp_path, seen) == []
-    write(tmp_path / "two.MKV", "it grew after it was learnt")
+    (tmp_path / "two.MKV").touch()
     assert new(tmp_path, seen) == []
     write(tmp_path / "a" / "other.mp4", "other")
     assert [item.path for item in new(tmp_path, seen)] == ["a/other.mp4"]
+
+
+def test_another_video_under_a_known_path_is_new_with_an_id_of_its_own(tmp_path: Path) -> None:
+    """A camera that reuses names. Each is set aside or learnt by itself."""
+    seen, items = Seen(), list[Item]()
+    for day in ("monday", "sunday", "friday"):
+        file = write(tmp_path / "today.mp4", day)
+        [item] = new(tmp_path, seen)
+        assert opened([item], INPUTS).location(0) == str(file)
+        seen.add([item])
+        items.append(item)
+        assert new(tmp_path, seen) == []
+    assert len({item.id for item in items}) == len({item.recording for item in items}) == 3
+    assert items[0].id == str(tmp_path / "today.mp4")
+    write(tmp_path / "today.mp4", "monday")
+    assert new(tmp_path, seen) == []
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a later process, and in an archive."""
+    read: list[str] = []
+
+    def watched(path: Path, place: Place | None = None) -> str:
+        read.append(path.name)
+        return content(path, place)
+
+    monkeypatch.setattr(items, "content", watched)
+    home, scanner = Home(tmp_path / "home"), Scanner(INPUTS)
+    home.root.mkdir()
+    file, archive = write(tmp_path / "in" / "a.mp4", "a"), pack(tmp_path / "in" / "day.tar", {"b.mp4": b"b"})
+    found = new(tmp_path / "in", Seen(), scanner)
+    assert scanner.fresh and read == ["a.mp4", "day.tar"]
+    home.write_stamps(scanner.stamps)
+    later = Scanner(INPUTS, home.read_stamps())
+    assert new(tmp_path / "in", Seen(), later) == found and len(read) == 2 and not later.fresh
+    os.utime(file, (1, 1))
+    os.utime(archive, (1, 1))
+    assert new(tmp_path / "in", Seen(), later) == found and len(read) == 4
+    home.stamps.write_text("damaged")
+    assert home.read_stamps() == {}
 
 
 def test_a_bad_file_is_new_when_it_has_changed(tmp_path: Path) -> None:
@@ -92,8 +135,8 @@ def test_videos_in_archives_are_videos(tmp_path: Path) -> None:
     seen.add([alone])
     assert new(tmp_path, seen) == new(archive, seen, scanner) == []
     pack(archive, {"a.mp4": b"changed", "d.mp4": b"d"})
-    [later] = new(archive, seen, scanner)
-    assert later.path == "d.mp4" and not scanner.problems
+    changed, later = new(archive, seen, scanner)
+    assert (changed.path, later.path) == ("a.mp4", "d.mp4") and changed.id != alone.id and not scanner.problems
     pack(archive, {"d.mp4": b"d", "e.mp4": long}, cut=10_500)
     assert new(archive, seen, scanner) == [later]
     assert "damaged or not whole yet; videos found in it: 1" in scanner.problems[0]

@@ -1,5 +1,6 @@
 """Watching a folder into which real files arrive."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -113,6 +114,47 @@ def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkey
         when, console = Watch(clips=5, every=7200, settle=0), Console(file=file, width=300)
         learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=console)
     assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
+
+
+def once(home: Path, root: Path, said: Path) -> list[str]:
+    """The videos of the round that a call does, if it does one; `said` gets what it says."""
+    before = Home(home).current
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    new = (None, None) if Home(home).exists else (config, Settings(share=0.0))
+    with said.open("w") as file:
+        learn(home, [str(root)], *new, console=Console(file=file, width=300))
+    return [item.path for plan in Home(home).plans()[before:] for item in plan.train]
+
+
+def test_a_call_learns_what_changed_under_a_known_path(tmp_path: Path) -> None:
+    root, given = tmp_path / "in", (tmp_path / "home", tmp_path / "in", tmp_path / "said")
+    for seed in range(2):
+        write_video(root / "today.mp4", seed=seed)
+        assert once(*given) == ["today.mp4"] and once(*given) == []
+    ids = {item.id for plan in Home(tmp_path / "home").plans() for item in plan.train}
+    assert len(ids) == 2 and "nothing new: 2 clips learnt in 2 rounds" in (tmp_path / "said").read_text()
+
+
+def test_a_call_waits_for_files_that_have_just_been_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once. One that is still being written is left, and learnt whole by the next call. Old files need no wait."""
+    root, waits = tmp_path / "in", list[float]()
+    given = (tmp_path / "home", root, tmp_path / "said")
+    monkeypatch.setattr(loop, "SETTLE", 10.0)
+    old = write_video(root / "old.mp4", seed=0)
+    os.utime(old, (1, 1))
+    whole = write_video(tmp_path / "new.mp4", seed=1).read_bytes()
+    (root / "new.mp4").write_bytes(whole[:-100])
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            (root / "new.mp4").write_bytes(whole)
+
+    monkeypatch.setattr(Session, "_wait", wait)
+    assert once(*given) == ["old.mp4"] and 5 < waits[0] <= 10
+    assert "1 video changed meanwhile, left for the next call" in (tmp_path / "said").read_text()
+    assert once(*given) == ["new.mp4"] and len(waits) == 2
+    assert once(*given) == [] and len(waits) == 2
 
 
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
