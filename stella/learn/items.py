@@ -39,6 +39,7 @@ class Item:
     clip: str  # its id in that folder; empty for a video
     recording: str  # a video's path; if another video had that path before, with its stamp
     stamp: str  # of its content
+    device: int = 0  # of the root, which tells a folder that was emptied from one that is not mounted; 0: unknown
 
     @property
     def id(self) -> str:
@@ -88,9 +89,14 @@ class Scanner:
 
     def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
+        try:
+            device = Path(root).stat().st_dev
+        except OSError as error:
+            self._cannot(error)
+            return []
         found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(seen.named(item), signature) for item, signature in order if item not in seen]
+        return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
 
     def _folders(self, root: str) -> list[tuple[Item, Signature]]:
         found: list[tuple[Item, Signature]] = []
@@ -155,12 +161,24 @@ class Scanner:
         self.problems.append(f"{error.filename} cannot be read ({error.strerror}); correct its permissions")
 
 
-def gone(root: str) -> bool:
-    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is."""
+def gone(root: str, device: int | None = None) -> bool:
+    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is.
+
+    An empty folder that is still on its `device` was emptied: it is there.
+    """
     try:
-        return not Path(root).is_file() and next(os.scandir(root), None) is None
+        empty = not Path(root).is_file() and next(os.scandir(root), None) is None
+        return empty and Path(root).stat().st_dev != device
     except OSError:
         return True
+
+
+def _refuse_gone(root: str, device: int) -> None:
+    if gone(root, device):
+        raise GoneError(
+            f"{root} is gone; bring it back and run the same command again, or go on without this round: "
+            "stella learn HOME --drop"
+        )
 
 
 def opened(items: Sequence[Item], inputs: Inputs) -> View:
@@ -168,7 +186,8 @@ def opened(items: Sequence[Item], inputs: Inputs) -> View:
     wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
     for item in items:
         wanted.setdefault(_folder(item), []).append(item.clip or item.path)
-    found = {key: _open(*key, names, inputs) for key, names in wanted.items()}
+    devices = {item.root: item.device for item in items}
+    found = {key: _open(*key, devices[key[0]], names, inputs) for key, names in wanted.items()}
     number = {key: i for i, key in enumerate(found)}
     clips = [(number[_folder(item)], found[_folder(item)][1].get(item.clip or item.path, -1)) for item in items]
     return view([source for source, _ in found.values()], clips)
@@ -177,8 +196,8 @@ def opened(items: Sequence[Item], inputs: Inputs) -> View:
 class Present:
     """A source below a folder. While the folder is gone its clips are not bad: reading them raises `GoneError`."""
 
-    def __init__(self, source: Source, root: str) -> None:
-        self.source, self.root = source, root
+    def __init__(self, source: Source, root: str, device: int) -> None:
+        self.source, self.root, self.device = source, root, device
 
     def __len__(self) -> int:
         return len(self.source)
@@ -192,8 +211,7 @@ class Present:
                 raise ClipError(self.root, NOT_THERE, "restore it, or leave it")
             return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
         except ClipError:
-            if gone(self.root):
-                raise GoneError(f"{self.root} is gone; bring it back and run the same command again") from None
+            _refuse_gone(self.root, self.device)
             raise
 
     def location(self, index: int) -> str:
@@ -225,19 +243,20 @@ def _folder(item: Item) -> tuple[str, str | None]:
     return item.root, item.path if item.clip else None
 
 
-def _open(root: str, inner: str | None, names: Sequence[str], inputs: Inputs) -> tuple[Source, dict[str, int]]:
+def _open(
+    root: str, inner: str | None, device: int, names: Sequence[str], inputs: Inputs
+) -> tuple[Source, dict[str, int]]:
     """A source that holds these clips, and where."""
-    if gone(root):
-        raise GoneError(f"{root} is gone; bring it back and run the same command again")
+    _refuse_gone(root, device)
     if inner is None:
-        return Present(Videos(root, names, inputs.plan()), root), {name: i for i, name in enumerate(names)}
+        return Present(Videos(root, names, inputs.plan()), root, device), {name: i for i, name in enumerate(names)}
     try:
         source = _container(Path(root) / inner, inputs)
     except StellaError:
-        return Present(Videos(root, [], Plan()), root), {}  # deleted, or damaged: its clips cannot be used
+        return Present(Videos(root, [], Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
     whole = isinstance(source, Packed) and all(name in positions for name in names)
-    return source if whole else Present(source, root), positions
+    return source if whole else Present(source, root, device), positions
 
 
 def _container(folder: Path, inputs: Inputs) -> Packed | Shards:

@@ -252,7 +252,7 @@ class Session:
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
             if not Path(root).exists():
-                self._say_once(f"waiting: {root} is not there")
+                self._say_once(f"waiting: {root} is not there; mount it, or start without it")
                 continue
             for item, signature in self.scanner.scan(root, seen):
                 found.setdefault(item.id if item.clip else item.stamp, (item, signature))

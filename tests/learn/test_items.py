@@ -164,7 +164,7 @@ def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
     assert "was packed for 32 pixels" in wrong.problems[0] and "takes 64 pixels" in wrong.problems[0]
 
 
-def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path: Path) -> None:
+def test_clips_that_were_deleted_are_bad_and_those_of_a_disk_that_is_gone_are_not(tmp_path: Path) -> None:
     [source] = packed(tmp_path / "in", (3,))
     items = new(tmp_path / "in", Seen())
     Path(source, "clips.json").unlink()
@@ -173,11 +173,21 @@ def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path
         opened(items, INPUTS)[0]
     root = tmp_path / "mount"
     write(root / "film.mp4", "film")
-    clips = opened(new(root, Seen()), INPUTS)
+    [film] = new(root, Seen())
+    on_another_disk = [replace(film, device=film.device + 1)]
+    there, mounted = opened([film], INPUTS), opened(on_another_disk, INPUTS)
     (root / "film.mp4").unlink()
     assert gone(str(root)) and gone(str(tmp_path / "never.tar")) and not gone(str(tmp_path / "in" / "something.txt"))
-    with pytest.raises(GoneError, match="mount is gone; bring it back"):
-        clips[0]
+    with pytest.raises(ClipError, match="missing file"):
+        there[0]
+    with pytest.raises(GoneError, match=r"mount is gone; bring it back .* stella learn HOME --drop"):
+        mounted[0]
+    with pytest.raises(GoneError, match="mount is gone"):
+        opened(on_another_disk, INPUTS)
+    assert len(opened([film], INPUTS)) == 1
+    root.rmdir()
+    with pytest.raises(GoneError, match="mount is gone"):
+        there[0]
 
 
 def test_a_clip_that_moved_before_it_was_read_is_new(tmp_path: Path) -> None:

@@ -116,6 +116,27 @@ def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkey
     assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
 
 
+def test_a_folder_that_is_emptied_in_a_round_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clips are learnt from where they were moved to."""
+    root, moved, opened = tmp_path / "in", tmp_path / "moved", round.opened
+    for seed in range(3):
+        write_video(root / f"{seed}.mp4", seed=seed)
+    moved.mkdir()
+
+    def emptied(*args: Any) -> Any:
+        for path in root.iterdir():
+            path.rename(moved / path.name)
+        raise Stopped  # as a kill
+
+    monkeypatch.setattr(round, "opened", emptied)
+    with pytest.raises(AssertionError):  # no signal came
+        once(tmp_path / "home", root, tmp_path / "said")
+    monkeypatch.setattr(round, "opened", opened)
+    assert Home(tmp_path / "home").next.plan.exists()
+    done = learn(tmp_path / "home", [str(moved)], console=quiet())
+    assert [(record["learnt"], record["skipped"]) for record in done.rounds] == [(0, {"missing file": 3}), (3, {})]
+
+
 def once(home: Path, root: Path, said: Path) -> list[str]:
     """The videos of the round that a call does, if it does one; `said` gets what it says."""
     before = Home(home).current
@@ -214,7 +235,7 @@ def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: p
     seen = session.home.seen()
     for _ in range(3):
         assert session._settled(seen, 0) == []
-    assert said == [f"waiting: {tmp_path / 'mount'} is not there"]
+    assert said == [f"waiting: {tmp_path / 'mount'} is not there; mount it, or start without it"]
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / "film.mp4").write_text("film")
     assert session._settled(seen, 10) == [] and [i.path for i in session._settled(seen, 0)] == ["film.mp4"]
