@@ -1,11 +1,13 @@
 """What arrives: the clips in folders of videos, of shards and of packed arrays, and in tar archives of videos.
 
 An item says where a clip lies and what it holds, so that each is learnt once. A video is known by its content: one that
-was renamed, copied or touched is not new, and another video under a known path is.
+was renamed, copied or touched is not new, and another video under a known path is. A clip in shards or packed arrays is
+known by its folder and id, and in other folders by its id and a checksum.
 """
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,24 +48,40 @@ class Item:
         name = self.path if self.clip else self.recording
         return "/".join(part for part in (self.root, name) if part) + (f"#{self.clip}" if self.clip else "")
 
+    @property
+    def content(self) -> str:
+        """By which it is known wherever it lies; empty: it is known in its folder alone."""
+        checksum = self.stamp.partition(", checksum ")[2]
+        return (f"{self.clip} {checksum}" if checksum else "") if self.clip else self.stamp
+
 
 @dataclass
 class Seen:
-    """Which items are known: videos by their content, clips in folders by their id. One that could not be used is known
-    until its content changes."""
+    """Which items are known. One that could not be used is known until its content changes."""
 
-    ids: set[str] = field(default_factory=set)
-    contents: set[str] = field(default_factory=set)  # stamps of videos
+    ids: set[str] = field(default_factory=set)  # with real paths of folders of clips
+    contents: set[str] = field(default_factory=set)
     bad: dict[str, str] = field(default_factory=dict)  # stamps of clips that could not be used, by id
+    _real: dict[tuple[str, str], str] = field(default_factory=dict)  # paths of folders of clips
 
     def add(self, items: Iterable[Item], bad: Iterable[Item] = ()) -> None:
-        wrong = {item.id: item.stamp for item in bad}
+        wrong = {self.id_of(item): item.stamp for item in bad}
         for item in items:
-            if item.id not in wrong:
-                self.ids.add(item.id)
-            if not item.clip:
-                self.contents.add(item.stamp)
+            id = self.id_of(item)
+            if id not in wrong:
+                self.ids.add(id)
+            if item.content and not (item.clip and id in wrong):  # a damaged shard may be whole elsewhere
+                self.contents.add(item.content)
         self.bad |= wrong
+
+    def id_of(self, item: Item) -> str:
+        """An item's id; that of a clip in a folder is the same however the folder's path is spelt."""
+        if not item.clip:
+            return item.id
+        place = item.root, item.path
+        if place not in self._real:
+            self._real[place] = str(Path(*place).resolve())
+        return f"{self._real[place]}#{item.clip}"
 
     def named(self, item: Item) -> Item:
         """A new item with an id of its own: another video may have had its path."""
@@ -72,9 +90,10 @@ class Seen:
         return replace(item, recording=f"{item.recording}, {item.stamp}")
 
     def __contains__(self, item: Item) -> bool:
-        if item.id in self.ids if item.clip else item.stamp in self.contents:
+        id = self.id_of(item)
+        if item.content in self.contents or (item.clip and id in self.ids):
             return True
-        return item.id in self.bad and same_stamp(self.bad[item.id], item.stamp)
+        return id in self.bad and same_stamp(self.bad[id], item.stamp)
 
 
 @dataclass
@@ -89,23 +108,24 @@ class Scanner:
 
     def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
+        root = str(Path(root).resolve())  # now: a link may name another folder tomorrow
         try:
             device = Path(root).stat().st_dev
         except OSError as error:
             self._cannot(error)
             return []
-        found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root)
+        found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root, seen)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
         return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
 
-    def _folders(self, root: str) -> list[tuple[Item, Signature]]:
+    def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         found: list[tuple[Item, Signature]] = []
         for folder, subfolders, names in walk(Path(root), self._cannot):
             subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
             inner = "" if folder == Path(root) else folder.relative_to(root).as_posix()
             if "clips.json" in names or any(name.startswith("shard-") and name.endswith(".tar") for name in names):
                 subfolders.clear()
-                found += self._inside_of(root, folder, inner)
+                found += self._inside_of(root, folder, inner, seen)
                 continue
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
@@ -144,13 +164,16 @@ class Scanner:
             self.fresh = True
         return Item(root, name, "", name, self.stamps[key][1])
 
-    def _inside_of(self, root: str, folder: Path, inner: str) -> list[tuple[Item, Signature]]:
+    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[tuple[Item, Signature]]:
         try:
             signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
             if self._inside.get(folder, ((), []))[0] != signature:
                 source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
                 items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]
+                if isinstance(source, Shards):
+                    new = [seen.id_of(item) not in seen.ids for item in items]
+                    items = [_with_checksum(item, source, i) if new[i] else item for i, item in enumerate(items)]
                 self._inside[folder] = (signature, items)
         except (StellaError, OSError) as error:
             self.problems.append(str(error))
@@ -257,6 +280,15 @@ def _open(
     positions = {source.origin(i).id: i for i in range(len(source))}
     whole = isinstance(source, Packed) and all(name in positions for name in names)
     return source if whole else Present(source, root, device), positions
+
+
+def _with_checksum(item: Item, source: Shards, index: int) -> Item:
+    """Read from the head of its sample."""
+    try:
+        checksum = zlib.crc32(repr(source.head(index).meta["crc32"]).encode())
+        return replace(item, stamp=f"{item.stamp}, checksum {checksum:08x}")
+    except ClipError:
+        return replace(item, stamp=f"{item.stamp}, damaged")
 
 
 def _container(folder: Path, inputs: Inputs) -> Packed | Shards:

@@ -247,7 +247,7 @@ class Session:
             self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
-        """All new items. Of files with the same content only the first counts."""
+        """All new items. Of those with the same content only the first counts."""
         self.scanner.problems.clear()
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
@@ -255,7 +255,7 @@ class Session:
                 self._say_once(f"waiting: {root} is not there; mount it, or start without it")
                 continue
             for item, signature in self.scanner.scan(root, seen):
-                found.setdefault(item.id if item.clip else item.stamp, (item, signature))
+                found.setdefault(item.content or item.id, (item, signature))
         return list(found.values())
 
     def _whole(self, seen: Seen) -> list[Item]:

@@ -1,14 +1,18 @@
 """What counts as new."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.archives import pack
 from helpers.learning import packed
+from helpers.media_files import write_video
 
+from stella.data import workers as pool
 from stella.data.archives.members import Place
+from stella.data.prepare import prepare
 from stella.data.skipped import Skipped
 from stella.errors import ClipError
 from stella.files import write_json
@@ -29,6 +33,16 @@ def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def shards(folder: Path) -> None:
+    """Four clips."""
+    for number in range(4):
+        write_video(folder.parent / "videos" / f"{number}.mp4", 1.0, seed=number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "START_METHOD", "fork")
+        prepare(folder.parent / "videos", folder, seconds=0.64, size=36, fps=8, workers=1, progress=False)
+    shutil.rmtree(folder.parent / "videos")
 
 
 def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
@@ -163,6 +177,48 @@ def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
     wrong = Scanner(replace(INPUTS, pixels=64))
     assert new(tmp_path / "in" / "0", Seen(), wrong) == []
     assert "was packed for 32 pixels" in wrong.problems[0] and "takes 64 pixels" in wrong.problems[0]
+
+
+@pytest.mark.parametrize("kind", ["shards", "packed"])
+def test_clips_are_known_under_every_spelling_of_their_folder_and_in_copies(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in" / "clips"
+    if kind == "packed":
+        packed(tmp_path / "in", (3,))
+        (tmp_path / "in" / "0").rename(folder)
+    else:
+        shards(folder)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "in" / "inner").symlink_to(folder)
+    spellings = ["in/clips", "in", str(folder), "in/../in/clips", "link", str(tmp_path / "link")]
+    for first in spellings:
+        known = new(Path(first), Seen())
+        assert len(known) >= 3 and {item.root for item in known} == {str(Path(first).resolve())}
+        seen, old = Seen(), Seen()
+        seen.add(known)
+        old.add(
+            replace(item, root=str(Path(first).absolute()), stamp="") for item in known
+        )  # as earlier versions had it
+        for other in spellings:
+            assert new(Path(other), seen) == new(Path(other), old) == []
+    folder.rename(tmp_path / "moved")
+    assert new(tmp_path / "moved", seen) == [] and new(tmp_path / "moved", old) != []
+    assert [item.clip for item in known if item in seen] == [item.clip for item in known]
+
+
+def test_a_damaged_shard_that_is_restored_is_new(tmp_path: Path) -> None:
+    shards(tmp_path)
+    whole, seen = new(tmp_path, Seen()), Seen()
+    [shard] = tmp_path.glob("*.tar")
+    data = shard.read_bytes()
+    shard.write_bytes(bytes(len(data)))
+    damaged = new(tmp_path, seen)
+    seen.add(damaged, damaged)
+    assert len(damaged) == len(whole) and new(tmp_path, seen) == []
+    shard.write_bytes(data)
+    assert new(tmp_path, seen) == whole
 
 
 def test_clips_that_were_deleted_are_bad_and_those_of_a_disk_that_is_gone_are_not(tmp_path: Path) -> None:
