@@ -16,7 +16,7 @@ from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
 from stella.learn.home import ENDS, Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
@@ -161,6 +161,7 @@ class Session:
         self.rounds: list[Line] = []
         self.scanner = Scanner(self.home.inputs, self.home.read_stamps())
         self._told: set[str] = set()
+        self._away: set[str] = set()  # folders that are not there, or empty
         self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
@@ -251,12 +252,24 @@ class Session:
         self.scanner.problems.clear()
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
-            if not Path(root).exists():
-                self._say_once(f"waiting: {root} is not there; mount it, or start without it")
+            if self._is_away(root):
                 continue
             for item, signature in self.scanner.scan(root, seen):
                 found.setdefault(item.content or item.id, (item, signature))
         return list(found.values())
+
+    def _is_away(self, root: str) -> bool:
+        """Whether a folder is not there or is empty, as one that is not mounted; said when that changes."""
+        away = gone(root)
+        if away and root not in self._away:
+            self._away.add(root)
+            there = Path(root).exists()
+            line = "is empty; if it should not be, mount it" if there else "is not there; mount it, or start without it"
+            self.learner.say(f"waiting: {root} {line}", "yellow")
+        elif not away and root in self._away:
+            self._away.remove(root)
+            self.learner.say(f"{root} is back")
+        return away
 
     def _whole(self, seen: Seen) -> list[Item]:
         """The new items. Files that have just changed are waited for once; those that go on changing are left."""

@@ -219,7 +219,8 @@ def test_a_disk_that_vanishes_in_a_round_is_waited_for(
     assert said.startswith(f"watching {root}: a round begins with 5 new clips, or with fewer after 0 s\n")
 
 
-def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_there_or_empty_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose disk is not mounted. It is said once, also if pages are drawn meanwhile, and that it is back."""
     said: list[str] = []
 
     class Idle(Learner):
@@ -235,7 +236,16 @@ def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: p
     seen = session.home.seen()
     for _ in range(3):
         assert session._settled(seen, 0) == []
+        session._told.clear()
     assert said == [f"waiting: {tmp_path / 'mount'} is not there; mount it, or start without it"]
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / "film.mp4").write_text("film")
     assert session._settled(seen, 10) == [] and [i.path for i in session._settled(seen, 0)] == ["film.mp4"]
+    (tmp_path / "mount" / "film.mp4").unlink()
+    for _ in range(2):
+        assert session._settled(seen, 0) == []
+        session._told.clear()
+    (tmp_path / "mount" / "film.mp4").write_text("film")
+    assert len(session._settled(seen, 0)) == 1
+    back, empty = f"{tmp_path / 'mount'} is back", "is empty; if it should not be, mount it"
+    assert said[1:] == [back, f"waiting: {tmp_path / 'mount'} {empty}", back]
