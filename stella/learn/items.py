@@ -8,7 +8,8 @@ known by its folder and id, and in other folders by its id and a checksum.
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -206,11 +207,11 @@ def _refuse_gone(root: str, device: int) -> None:
 
 def opened(items: Sequence[Item], inputs: Inputs) -> View:
     """The clips of these items, in this order. Those of a folder that cannot be opened raise `ClipError`."""
-    wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
+    wanted: dict[tuple[str, str | None], dict[str, str]] = {}  # the clips of each folder, with their stamps
     for item in items:
-        wanted.setdefault(_folder(item), []).append(item.clip or item.path)
+        wanted.setdefault(_folder(item), {})[item.clip or item.path] = item.stamp
     devices = {item.root: item.device for item in items}
-    found = {key: _open(*key, devices[key[0]], names, inputs) for key, names in wanted.items()}
+    found = {key: _open(*key, devices[key[0]], clips, inputs) for key, clips in wanted.items()}
     number = {key: i for i, key in enumerate(found)}
     clips = [(number[_folder(item)], found[_folder(item)][1].get(item.clip or item.path, -1)) for item in items]
     return view([source for source, _ in found.values()], clips)
@@ -242,10 +243,10 @@ class Present:
 
 
 class Videos:
-    """These files, one clip each."""
+    """These files, one clip each. One that is not as it was found is not there any more: it is new as it is now."""
 
-    def __init__(self, root: str, files: Sequence[str], plan: Plan) -> None:
-        self.root, self.files, self.plan = Path(root), list(files), plan
+    def __init__(self, root: str, files: Mapping[str, str], plan: Plan) -> None:
+        self.root, self.files, self.stamps, self.plan = Path(root), list(files), list(files.values()), plan
 
     def __len__(self) -> int:
         return len(self.files)
@@ -255,6 +256,9 @@ class Videos:
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
         with readable(self.root / self.files[index]) as path:
+            with suppress(OSError):  # `decode` says why
+                if content(path) != self.stamps[index]:
+                    raise ClipError(self.location(index), NOT_THERE, "it has changed: it is learnt as it is now")
             return replace(decode(path, self.plan, window=window), id=self.files[index])
 
     def location(self, index: int) -> str:
@@ -267,18 +271,18 @@ def _folder(item: Item) -> tuple[str, str | None]:
 
 
 def _open(
-    root: str, inner: str | None, device: int, names: Sequence[str], inputs: Inputs
+    root: str, inner: str | None, device: int, wanted: Mapping[str, str], inputs: Inputs
 ) -> tuple[Source, dict[str, int]]:
     """A source that holds these clips, and where."""
     _refuse_gone(root, device)
     if inner is None:
-        return Present(Videos(root, names, inputs.plan()), root, device), {name: i for i, name in enumerate(names)}
+        return Present(Videos(root, wanted, inputs.plan()), root, device), {name: i for i, name in enumerate(wanted)}
     try:
         source = _container(Path(root) / inner, inputs)
     except StellaError:
-        return Present(Videos(root, [], Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
+        return Present(Videos(root, {}, Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
-    whole = isinstance(source, Packed) and all(name in positions for name in names)
+    whole = isinstance(source, Packed) and all(name in positions for name in wanted)
     return source if whole else Present(source, root, device), positions
 
 

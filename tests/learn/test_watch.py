@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.archives import pack
 from helpers.learning import quiet
 from helpers.media_files import write_video
 from helpers.small import quick
@@ -176,6 +177,32 @@ def test_a_call_waits_for_files_that_have_just_been_written(tmp_path: Path, monk
     assert "1 video changed meanwhile, left for the next call" in (tmp_path / "said").read_text()
     assert once(*given) == ["new.mp4"] and len(waits) == 2
     assert once(*given) == [] and len(waits) == 2
+
+
+def test_a_file_that_changes_after_it_was_found_is_learnt_once_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in an archive."""
+    root, given = tmp_path / "in", (tmp_path / "home", tmp_path / "in", tmp_path / "said")
+    videos = [write_video(tmp_path / f"{seed}.mp4", seed=seed).read_bytes() for seed in range(4)]
+    write_video(root / "other.mp4", seed=9)
+
+    def put(loose: bytes, archived: bytes) -> None:
+        (root / "today.mp4").write_bytes(loose)
+        pack(root / "day.tar", {"today.mp4": archived})
+
+    def late(*args: Any) -> Any:
+        put(*videos[2:])
+        return opened(*args)
+
+    put(*videos[:2])
+    opened = round.opened
+    monkeypatch.setattr(round, "opened", late)
+    assert once(*given) == ["day.tar/today.mp4", "other.mp4", "today.mp4"]
+    assert "1 clip learnt in 1 step, 0 set aside" in (tmp_path / "said").read_text()
+    assert once(*given) == ["day.tar/today.mp4", "today.mp4"] and once(*given) == []
+    put(*videos[:2])
+    assert once(*given) == ["day.tar/today.mp4", "today.mp4"]  # what was there first was never read
 
 
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
