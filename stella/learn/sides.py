@@ -7,6 +7,7 @@ other. Videos are compared by content instead (`items.Seen`): one that is new is
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from stella.learn.held import is_held
 from stella.learn.home import Plan
@@ -40,6 +41,9 @@ def _name(item: Item) -> tuple[str, str]:
 
 def set_aside(items: Sequence[Item], plans: Sequence[Plan], share: float) -> list[Item]:
     """Those of new items that are not trained on; `plans` are those of earlier rounds."""
+    earlier = (item for plan in plans for item in (*plan.train, *plan.held))
+    if not any(item.clip for item in chain(items, earlier)):
+        return [item for item in items if is_held(item, share)]  # videos alone: all are different
     held = _Recordings(item for plan in plans for item in plan.held)
     trained = _Recordings(item for plan in plans for item in plan.train)
     aside = []
