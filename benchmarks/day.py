@@ -232,7 +232,7 @@ class Day:
 def unseen(home: Home, inbox: Path) -> bool:
     from stella.learn.items import Scanner
 
-    return bool(Scanner(home.inputs).scan(str(inbox.absolute()), home.seen()))
+    return bool(Scanner(home.inputs, home.read_stamps()).scan(str(inbox.absolute()), home.seen()))
 
 
 def spoilt(data: bytes, kind: str) -> bytes:

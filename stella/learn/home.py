@@ -7,13 +7,14 @@ HOME/
   rounds/000007/       plan.json (the clips of this round, written first), checkpoints/ (the newest is its state),
                        skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last)
   held/KEY.tar         clips that are set aside to measure with
+  stamps.json          of video files, so that unchanged ones are not read again; may be deleted
   dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
 """
 
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
@@ -23,9 +24,9 @@ from typing import Any
 
 from stella.config import build, to_tree
 from stella.data.skipped import Skipped
-from stella.errors import ConfigError, StellaError
+from stella.errors import ClipError, ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, sync_folder, write_json, write_text
-from stella.learn.items import LOST, Item, Seen
+from stella.learn.items import LOST, NOT_THERE, Item, Seen, Signature, gone
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
@@ -86,6 +87,10 @@ class RoundFolder:
         tree = read_json(self.plan)
         return Plan(**tree | {name: [Item(*row) for row in tree[name]] for name in ("train", "held")})
 
+    def skips(self) -> dict[str | int, Line]:
+        """What is known of the clips that could not be used."""
+        return Skipped(self.skipped).records if self.skipped.exists() else {}
+
     @property
     def ended(self) -> Line | None:
         """The record of a round that is trained and measured, else None."""
@@ -119,6 +124,7 @@ class Home:
         self.root = Path(root)
         self.file = self.root / "home.json"
         self.held = self.root / "held"
+        self.stamps = self.root / "stamps.json"
         self._plans: dict[int, Plan] = {}
         self.ahead = 0  # a round that this process is past, while its state is being written
 
@@ -240,26 +246,24 @@ class Home:
         """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
         seen, first = Seen(), 0
         for number, plan in enumerate(self.plans(), 1):
-            self._add(seen, self.round(number), plan, first)
+            _add(seen, plan, self.round(number).skips(), count(first))
             first += plan.clips
-        later = (path for path in (self.root / "rounds").glob("*") if int(path.name) > self.current)
-        folders = [RoundFolder(path, 0) for path in sorted([*later, *(self.root / "dropped").glob("*")])]
-        for folder in folders:
-            if folder.plan.exists():
-                self._add(seen, folder, folder.read_plan(), None)
+        later = [path for path in (self.root / "rounds").glob("*") if int(path.name) > self.current]
+        for path in sorted([*later, *(self.root / "dropped").glob("*")]):
+            if (folder := RoundFolder(path, 0)).plan.exists():
+                plan = folder.read_plan()
+                _add(seen, plan, {} if path in later else folder.skips(), (item.id for item in plan.train))
         return seen
 
-    def _add(self, seen: Seen, folder: RoundFolder, plan: Plan, first: int | None) -> None:
-        """`first` is the id of the round's first clip in the stream; None: what could not be used is not known yet.
+    def read_stamps(self) -> dict[str, tuple[Signature, str]]:
+        """Those of `Scanner.stamps` that were kept."""
+        with suppress(StellaError):  # damaged: the files are read again
+            return {path: (tuple(signature), stamp) for path, (signature, stamp) in read_json(self.stamps).items()}
+        return {}
 
-        A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
-        """
-        skips = Skipped(folder.skipped).records if first is not None and folder.skipped.exists() else {}
-        named: list[tuple[Item, str | int]] = [*zip(plan.train, count(first or 0), strict=False)]
-        named += [(item, item.id) for item in plan.held]
-        bad = {item: skips[name]["reason"] for item, name in named if name in skips}
-        known = [item for item, _ in named if bad.get(item) not in LOST]
-        seen.add(known, [item for item in known if item in bad])
+    def write_stamps(self, stamps: dict[str, tuple[Signature, str]]) -> None:
+        with suppress(OSError):  # a full disk: the files are read again
+            write_text(self.stamps, json.dumps(stamps) + "\n")
 
     # ---- what is in use
 
@@ -298,14 +302,41 @@ class Home:
         self._plans.clear()
 
     def drop(self) -> None:
-        """Discard the round that is in progress or was kept apart. Its clips count as seen."""
-        self._move(self.next.root, "dropped")
+        """Discard the round that is in progress or was kept apart. Its clips count as seen, except those that could not
+        be read because their folder is gone."""
+        first = sum(plan.clips for plan in self.plans())
+        _list_skips(RoundFolder(self._move(self.next.root, "dropped"), 0), first)
         self._plans.pop(self.current + 1, None)
 
-    def _move(self, folder: Path, to: str) -> None:
+    def _move(self, folder: Path, to: str) -> Path:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         (self.root / to).mkdir(exist_ok=True)
-        folder.rename(self.root / to / f"{folder.name}-{uuid.uuid4().hex[:6]}")
+        return folder.rename(self.root / to / f"{folder.name}-{uuid.uuid4().hex[:6]}")
+
+
+def _add(seen: Seen, plan: Plan, skips: Mapping[str | int, Line], names: Iterable[str | int]) -> None:
+    """Add a round's clips. `names` are those in `skips` of the clips that it trains on.
+
+    A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
+    """
+    named = [*zip(plan.train, names, strict=False), *((item, item.id) for item in plan.held)]
+    bad = {item: skips[name]["reason"] for item, name in named if name in skips}
+    known = [item for item, _ in named if bad.get(item) not in LOST]
+    seen.add(known, [item for item in known if item in bad])
+
+
+def _list_skips(folder: RoundFolder, first: int) -> None:
+    """List the skipped clips of a dropped round by id: their numbers, from `first` on, are those of later clips too."""
+    plan, skipped = folder.read_plan(), Skipped(folder.skipped)
+    for number, item in enumerate(plan.train, first):
+        if number in skipped:
+            skipped.keep(skipped.records[number] | {"id": item.id})
+    if folder.ended is None:
+        roots = {(item.root, item.device) for item in [*plan.train, *plan.held]}
+        away = {root for root in roots if gone(*root)}
+        for item in [*plan.train, *plan.held]:
+            if (item.root, item.device) in away:
+                skipped.add(item.id, ClipError(item.root, NOT_THERE, "restore it, or leave it"))
 
 
 def _link(path: Path, target: str) -> None:

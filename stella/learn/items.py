@@ -1,12 +1,15 @@
 """What arrives: the clips in folders of videos, of shards and of packed arrays, and in tar archives of videos.
 
-An item says where a clip lies and what it holds, so that each is learnt once: a file that was renamed or copied is
-known by its content, and a file that could not be used counts as new when its content has changed.
+An item says where a clip lies and what it holds, so that each is learnt once. A video is known by its content: one that
+was renamed, copied or touched is not new, and another video under a known path is. A clip in shards or packed arrays is
+known by its folder and id, and in other folders by its id and a checksum.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,51 +40,84 @@ class Item:
     root: str  # the folder or archive that was given
     path: str  # below it: of the video (in an archive, ARCHIVE.tar/NAME), or of the folder of shards or packed clips
     clip: str  # its id in that folder; empty for a video
-    recording: str
+    recording: str  # a video's path; if another video had that path before, with its stamp
     stamp: str  # of its content
+    device: int = 0  # of the root, which tells a folder that was emptied from one that is not mounted; 0: unknown
 
     @property
     def id(self) -> str:
-        return "/".join(part for part in (self.root, self.path) if part) + (f"#{self.clip}" if self.clip else "")
+        name = self.path if self.clip else self.recording
+        return "/".join(part for part in (self.root, name) if part) + (f"#{self.clip}" if self.clip else "")
+
+    @property
+    def content(self) -> str:
+        """By which it is known wherever it lies; empty: it is known in its folder alone."""
+        checksum = self.stamp.partition(", checksum ")[2]
+        return (f"{self.clip} {checksum}" if checksum else "") if self.clip else self.stamp
 
 
 @dataclass
 class Seen:
-    """Which items are known. A learnt item stays known; one that could not be used, until its content changes."""
+    """Which items are known. One that could not be used is known until its content changes."""
 
-    ids: set[str] = field(default_factory=set)
-    contents: set[str] = field(default_factory=set)  # stamps of videos
+    ids: set[str] = field(default_factory=set)  # with real paths of folders of clips
+    contents: set[str] = field(default_factory=set)
     bad: dict[str, str] = field(default_factory=dict)  # stamps of clips that could not be used, by id
+    _real: dict[tuple[str, str], str] = field(default_factory=dict)  # paths of folders of clips
 
     def add(self, items: Iterable[Item], bad: Iterable[Item] = ()) -> None:
-        wrong = {item.id: item.stamp for item in bad}
+        wrong = {self.id_of(item): item.stamp for item in bad}
         for item in items:
-            if item.id not in wrong:
-                self.ids.add(item.id)
-            if not item.clip:
-                self.contents.add(item.stamp)
+            id = self.id_of(item)
+            if id not in wrong:
+                self.ids.add(id)
+            if item.content and not (item.clip and id in wrong):  # a damaged shard may be whole elsewhere
+                self.contents.add(item.content)
         self.bad |= wrong
 
+    def id_of(self, item: Item) -> str:
+        """An item's id; that of a clip in a folder is the same however the folder's path is spelt."""
+        if not item.clip:
+            return item.id
+        place = item.root, item.path
+        if place not in self._real:
+            self._real[place] = str(Path(*place).resolve())
+        return f"{self._real[place]}#{item.clip}"
+
+    def named(self, item: Item) -> Item:
+        """A new item with an id of its own: another video may have had its path."""
+        if item.clip or item.id not in self.ids:
+            return item
+        return replace(item, recording=f"{item.recording}, {item.stamp}")
+
     def __contains__(self, item: Item) -> bool:
-        if item.id in self.ids or (not item.clip and item.stamp in self.contents):
+        id = self.id_of(item)
+        if item.content in self.contents or (item.clip and id in self.ids):
             return True
-        return item.id in self.bad and same_stamp(self.bad[item.id], item.stamp)
+        return id in self.bad and same_stamp(self.bad[id], item.stamp)
 
 
 @dataclass
 class Scanner:
-    """Lists what folders hold. What is known of unchanged files is kept, so that a second scan is quick."""
+    """Lists what folders hold. What is known of unchanged files is kept, so that they are read once."""
 
     inputs: Inputs
+    stamps: dict[str, tuple[Signature, str]] = field(default_factory=dict)  # of videos, by path
+    fresh: bool = False  # whether `stamps` has changed; whoever keeps them sets it back
     problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
-    _stamps: dict[Path, tuple[Signature, str]] = field(default_factory=dict)
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
 
     def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
-        found = self._archive(root, Path(root), seen) if Path(root).is_file() else self._folders(root, seen)
+        root = str(Path(root).resolve())  # now: a link may name another folder tomorrow
+        try:
+            device = Path(root).stat().st_dev
+        except OSError as error:
+            self._cannot(error)
+            return []
+        found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root, seen)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(item, signature) for item, signature in order if item not in seen]
+        return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
 
     def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
         found: list[tuple[Item, Signature]] = []
@@ -90,56 +126,55 @@ class Scanner:
             inner = "" if folder == Path(root) else folder.relative_to(root).as_posix()
             if "clips.json" in names or any(name.startswith("shard-") and name.endswith(".tar") for name in names):
                 subfolders.clear()
-                found += self._inside_of(root, folder, inner)
+                found += self._inside_of(root, folder, inner, seen)
                 continue
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
-                    found += self._video(root, folder / name, seen)
+                    found += self._video(root, folder / name)
                 elif ARCHIVE.fullmatch(name):
-                    found += self._archive(root, folder / name, seen)
+                    found += self._archive(root, folder / name)
         return found
 
-    def _video(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
-        item = Item(root, path.relative_to(root).as_posix(), "", path.relative_to(root).as_posix(), "")
-        if item.id in seen.ids:
-            self._stamps.pop(path, None)
-            return []
+    def _video(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
         try:
-            status = path.stat()
-            signature = (status.st_size, status.st_mtime_ns)
-            if self._stamps.get(path, ((), ""))[0] != signature:
-                self._stamps[path] = signature, content(path)
+            signature = _signature(path)
+            return [(self._item(root, path, signature, path), signature)]
         except OSError as error:
             self._cannot(error)
             return []
-        return [(replace(item, stamp=self._stamps[path][1]), signature)]
 
-    def _archive(self, root: str, path: Path, seen: Seen) -> list[tuple[Item, Signature]]:
+    def _archive(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
         if not is_tar(path.name):
             self.problems.append(_compressed(path))
             return []
         try:
-            status = path.stat()
-            signature, listing = (status.st_size, status.st_mtime_ns), list_videos(path)
+            signature, listing = _signature(path), list_videos(path)
             if not listing.whole:
                 self.problems.append(f"{path} is damaged or not whole yet; videos found in it: {len(listing.videos):,}")
-            if self._inside.get(path, ((), []))[0] != signature:
-                names = {(path / name).relative_to(root).as_posix(): place for name, place in listing.videos.items()}
-                items = [(Item(root, name, "", name, ""), place) for name, place in names.items()]
-                new = [(item, place) for item, place in items if item.id not in seen.ids]
-                self._inside[path] = signature, [replace(item, stamp=content(path, place)) for item, place in new]
+            videos = listing.videos.items()
+            return [(self._item(root, path / name, signature, path, place), signature) for name, place in videos]
         except OSError as error:
             self._cannot(error)
             return []
-        return [(item, signature) for item in self._inside[path][1]]
 
-    def _inside_of(self, root: str, folder: Path, inner: str) -> list[tuple[Item, Signature]]:
+    def _item(self, root: str, path: Path, signature: Signature, file: Path, place: Place | None = None) -> Item:
+        """The video that lies in this file, which is read if it has changed."""
+        key, name = str(path), path.relative_to(root).as_posix()
+        if self.stamps.get(key, ((), ""))[0] != signature:
+            self.stamps[key] = signature, content(file, place)
+            self.fresh = True
+        return Item(root, name, "", name, self.stamps[key][1])
+
+    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[tuple[Item, Signature]]:
         try:
             signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
             if self._inside.get(folder, ((), []))[0] != signature:
                 source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
                 items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]
+                if isinstance(source, Shards):
+                    new = [seen.id_of(item) not in seen.ids for item in items]
+                    items = [_with_checksum(item, source, i) if new[i] else item for i, item in enumerate(items)]
                 self._inside[folder] = (signature, items)
         except (StellaError, OSError) as error:
             self.problems.append(str(error))
@@ -150,20 +185,33 @@ class Scanner:
         self.problems.append(f"{error.filename} cannot be read ({error.strerror}); correct its permissions")
 
 
-def gone(root: str) -> bool:
-    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is."""
+def gone(root: str, device: int | None = None) -> bool:
+    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is.
+
+    An empty folder that is still on its `device` was emptied: it is there.
+    """
     try:
-        return not Path(root).is_file() and next(os.scandir(root), None) is None
+        empty = not Path(root).is_file() and next(os.scandir(root), None) is None
+        return empty and Path(root).stat().st_dev != device
     except OSError:
         return True
 
 
+def _refuse_gone(root: str, device: int) -> None:
+    if gone(root, device):
+        raise GoneError(
+            f"{root} is gone; bring it back and run the same command again, or go on without this round: "
+            "stella learn HOME --drop"
+        )
+
+
 def opened(items: Sequence[Item], inputs: Inputs) -> View:
     """The clips of these items, in this order. Those of a folder that cannot be opened raise `ClipError`."""
-    wanted: dict[tuple[str, str | None], list[str]] = {}  # the clips of each folder
+    wanted: dict[tuple[str, str | None], dict[str, str]] = {}  # the clips of each folder, with their stamps
     for item in items:
-        wanted.setdefault(_folder(item), []).append(item.clip or item.path)
-    found = {key: _open(*key, names, inputs) for key, names in wanted.items()}
+        wanted.setdefault(_folder(item), {})[item.clip or item.path] = item.stamp
+    devices = {item.root: item.device for item in items}
+    found = {key: _open(*key, devices[key[0]], clips, inputs) for key, clips in wanted.items()}
     number = {key: i for i, key in enumerate(found)}
     clips = [(number[_folder(item)], found[_folder(item)][1].get(item.clip or item.path, -1)) for item in items]
     return view([source for source, _ in found.values()], clips)
@@ -172,8 +220,8 @@ def opened(items: Sequence[Item], inputs: Inputs) -> View:
 class Present:
     """A source below a folder. While the folder is gone its clips are not bad: reading them raises `GoneError`."""
 
-    def __init__(self, source: Source, root: str) -> None:
-        self.source, self.root = source, root
+    def __init__(self, source: Source, root: str, device: int) -> None:
+        self.source, self.root, self.device = source, root, device
 
     def __len__(self) -> int:
         return len(self.source)
@@ -187,8 +235,7 @@ class Present:
                 raise ClipError(self.root, NOT_THERE, "restore it, or leave it")
             return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
         except ClipError:
-            if gone(self.root):
-                raise GoneError(f"{self.root} is gone; bring it back and run the same command again") from None
+            _refuse_gone(self.root, self.device)
             raise
 
     def location(self, index: int) -> str:
@@ -196,10 +243,10 @@ class Present:
 
 
 class Videos:
-    """These files, one clip each."""
+    """These files, one clip each. One that is not as it was found is not there any more: it is new as it is now."""
 
-    def __init__(self, root: str, files: Sequence[str], plan: Plan) -> None:
-        self.root, self.files, self.plan = Path(root), list(files), plan
+    def __init__(self, root: str, files: Mapping[str, str], plan: Plan) -> None:
+        self.root, self.files, self.stamps, self.plan = Path(root), list(files), list(files.values()), plan
 
     def __len__(self) -> int:
         return len(self.files)
@@ -209,6 +256,9 @@ class Videos:
 
     def clip(self, index: int, window: float = MIDDLE) -> Clip:
         with readable(self.root / self.files[index]) as path:
+            with suppress(OSError):  # `decode` says why
+                if content(path) != self.stamps[index]:
+                    raise ClipError(self.location(index), NOT_THERE, "it has changed: it is learnt as it is now")
             return replace(decode(path, self.plan, window=window), id=self.files[index])
 
     def location(self, index: int) -> str:
@@ -220,19 +270,29 @@ def _folder(item: Item) -> tuple[str, str | None]:
     return item.root, item.path if item.clip else None
 
 
-def _open(root: str, inner: str | None, names: Sequence[str], inputs: Inputs) -> tuple[Source, dict[str, int]]:
+def _open(
+    root: str, inner: str | None, device: int, wanted: Mapping[str, str], inputs: Inputs
+) -> tuple[Source, dict[str, int]]:
     """A source that holds these clips, and where."""
-    if gone(root):
-        raise GoneError(f"{root} is gone; bring it back and run the same command again")
+    _refuse_gone(root, device)
     if inner is None:
-        return Present(Videos(root, names, inputs.plan()), root), {name: i for i, name in enumerate(names)}
+        return Present(Videos(root, wanted, inputs.plan()), root, device), {name: i for i, name in enumerate(wanted)}
     try:
         source = _container(Path(root) / inner, inputs)
     except StellaError:
-        return Present(Videos(root, [], Plan()), root), {}  # deleted, or damaged: its clips cannot be used
+        return Present(Videos(root, {}, Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
-    whole = isinstance(source, Packed) and all(name in positions for name in names)
-    return source if whole else Present(source, root), positions
+    whole = isinstance(source, Packed) and all(name in positions for name in wanted)
+    return source if whole else Present(source, root, device), positions
+
+
+def _with_checksum(item: Item, source: Shards, index: int) -> Item:
+    """Read from the head of its sample."""
+    try:
+        checksum = zlib.crc32(repr(source.head(index).meta["crc32"]).encode())
+        return replace(item, stamp=f"{item.stamp}, checksum {checksum:08x}")
+    except ClipError:
+        return replace(item, stamp=f"{item.stamp}, damaged")
 
 
 def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
@@ -245,6 +305,11 @@ def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
         sizes = [", ".join(f"{n} {name}" for n, name in zip(each, names, strict=True)) for each in (has, want)]
         raise StellaError(f"{folder} was packed for {sizes[0]} and this model takes {sizes[1]}; pack it again")
     return source
+
+
+def _signature(path: Path) -> Signature:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def content(path: Path, place: Place | None = None) -> str:

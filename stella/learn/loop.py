@@ -16,7 +16,7 @@ from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
 from stella.learn.home import ENDS, Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
@@ -29,6 +29,7 @@ from stella.runs.training import changed_keys
 UNUSABLE = 1  # exit status if no new clip could be used
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
+SETTLE = 10.0  # seconds without a change after which a file is taken to be whole
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
@@ -51,7 +52,7 @@ class Watch:
 
     clips: int = 500
     every: float = 3600.0
-    settle: float = 10.0  # seconds without a change after which a file is taken to be whole
+    settle: float = SETTLE
     scan: float = 5.0  # seconds between scans
     idle: float | None = None  # seconds without anything new after which to end; none: never
 
@@ -158,15 +159,16 @@ class Session:
     def __init__(self, learner: Learner, roots: Sequence[str], epochs: int) -> None:
         self.learner, self.home, self.roots, self.epochs = learner, learner.home, roots, epochs
         self.rounds: list[Line] = []
-        self.scanner = Scanner(self.home.inputs)
+        self.scanner = Scanner(self.home.inputs, self.home.read_stamps())
         self._told: set[str] = set()
+        self._away: set[str] = set()  # folders that are not there, or empty
         self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
         while (left := self.learner.go_on()) is not None:
             self._done(left)
-        new = [item for item, _ in self._scan(self.home.seen())]
+        new = self._whole(self.home.seen())
         for problem in self.scanner.problems:
             self.learner.say(problem, "yellow")
         if not new:
@@ -203,6 +205,7 @@ class Session:
 
     def _one(self, new: Sequence[Item]) -> None:
         """Finish the round that was begun, or begin one."""
+        self._keep_stamps()
         self._done(self.learner.go_on() or self.learner.begin(new, self.epochs))
 
     def _attempt(self, work: Callable[[], None]) -> bool:
@@ -245,16 +248,50 @@ class Session:
             self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
-        """All new items. Of files with the same content only the first counts."""
+        """All new items. Of those with the same content only the first counts."""
         self.scanner.problems.clear()
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
-            if not Path(root).exists():
-                self._say_once(f"waiting: {root} is not there")
+            if self._is_away(root):
                 continue
             for item, signature in self.scanner.scan(root, seen):
-                found.setdefault(item.id if item.clip else item.stamp, (item, signature))
+                found.setdefault(item.content or item.id, (item, signature))
         return list(found.values())
+
+    def _is_away(self, root: str) -> bool:
+        """Whether a folder is not there or is empty, as one that is not mounted; said when that changes."""
+        away = gone(root)
+        if away and root not in self._away:
+            self._away.add(root)
+            there = Path(root).exists()
+            line = "is empty; if it should not be, mount it" if there else "is not there; mount it, or start without it"
+            self.learner.say(f"waiting: {root} {line}", "yellow")
+        elif not away and root in self._away:
+            self._away.remove(root)
+            self.learner.say(f"{root} is back")
+        return away
+
+    def _whole(self, seen: Seen) -> list[Item]:
+        """The new items. Files that have just changed are waited for once; those that go on changing are left."""
+        found, now = self._scan(seen), time.time()
+        youngest = min((now - signature[1] / 1e9 for _, signature in found if signature), default=SETTLE)
+        new = [item for item, _ in found]
+        if youngest < SETTLE:
+            wait = min(SETTLE, SETTLE - youngest)  # a file may be of the future, by another machine's clock
+            self.learner.say(f"waiting {wait:.0f} s: there are files that have just been written")
+            self._wait(wait)
+            before = {Path(item.root, item.path): signature for item, signature in found}
+            found = self._scan(seen)
+            new = [item for item, now in found if not now or before.get(Path(item.root, item.path)) == now]
+            if left := len(found) - len(new):
+                self.learner.say(f"{number_of(left, 'video')} changed meanwhile, left for the next call", "yellow")
+        self._keep_stamps()
+        return new
+
+    def _keep_stamps(self) -> None:
+        if self.scanner.fresh:
+            self.home.write_stamps(self.scanner.stamps)
+            self.scanner.fresh = False
 
     def _settled(self, seen: Seen, seconds: float) -> list[Item]:
         """The new items that are not being written, in the order in which they came."""

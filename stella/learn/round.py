@@ -28,11 +28,12 @@ from stella.errors import StellaError, number_of
 from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
-from stella.learn.held import HeldOut, is_held, measured, store, stored
+from stella.learn.held import HeldOut, measured, store, stored
 from stella.learn.home import Home, Plan, RoundFolder, learnt
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
+from stella.learn.sides import set_aside
 from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
 from stella.model import weights
 from stella.model.layouts import under
@@ -75,8 +76,7 @@ class Learner:
 
     def begin(self, items: Sequence[Item], epochs: int = 1) -> Line:
         """A round over these items, which are new."""
-        share = self.home.settings.share
-        held = [item for item in items if is_held(item, share)]
+        held = set_aside(items, self.home.plans(), self.home.settings.share)
         aside = {item.id for item in held}
         train = [item for item in items if item.id not in aside]
         began = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,5 @@
-"""Drawing a page takes longer than a round of these small learners: only tests of the page draw it."""
+"""Drawing a page takes longer than a round of these small learners: only tests of the page draw it. Files that were
+written just now are whole."""
 
 from collections.abc import Iterator
 
@@ -11,4 +12,5 @@ from stella.learn import loop
 def _no_page() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "write_page", lambda home: None)
+        patch.setattr(loop, "SETTLE", 0.0)
         yield

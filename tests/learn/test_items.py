@@ -1,17 +1,25 @@
 """What counts as new."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.archives import pack
 from helpers.learning import packed
+from helpers.media_files import write_video
 
+from stella.data import workers as pool
+from stella.data.archives.members import Place
+from stella.data.prepare import prepare
 from stella.data.skipped import Skipped
 from stella.errors import ClipError
+from stella.files import write_json
+from stella.learn import items
 from stella.learn.held import kept
 from stella.learn.home import Home, Plan
-from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, gone, opened
+from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, content, gone, opened
 from stella.media.inputs import Inputs
 
 INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
@@ -27,7 +35,17 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_known_by_its_path_and_by_its_content(tmp_path: Path) -> None:
+def shards(folder: Path) -> None:
+    """Four clips."""
+    for number in range(4):
+        write_video(folder.parent / "videos" / f"{number}.mp4", 1.0, seed=number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "START_METHOD", "fork")
+        prepare(folder.parent / "videos", folder, seconds=0.64, size=36, fps=8, workers=1, progress=False)
+    shutil.rmtree(folder.parent / "videos")
+
+
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     first = write(tmp_path / "a" / "one.mp4", "one")
     write(tmp_path / "two.MKV", "two")
     write(tmp_path / "notes.txt", "no video")
@@ -40,10 +58,50 @@ def test_a_file_is_known_by_its_path_and_by_its_content(tmp_path: Path) -> None:
     first.rename(tmp_path / "renamed.mp4")
     write(tmp_path / "copy.mp4", "two")
     assert new(tmp_path, seen) == []
-    write(tmp_path / "two.MKV", "it grew after it was learnt")
+    (tmp_path / "two.MKV").touch()
     assert new(tmp_path, seen) == []
     write(tmp_path / "a" / "other.mp4", "other")
     assert [item.path for item in new(tmp_path, seen)] == ["a/other.mp4"]
+
+
+def test_another_video_under_a_known_path_is_new_with_an_id_of_its_own(tmp_path: Path) -> None:
+    """A camera that reuses names. Each is set aside or learnt by itself."""
+    seen, items = Seen(), list[Item]()
+    for day in ("monday", "sunday", "friday"):
+        file = write(tmp_path / "today.mp4", day)
+        [item] = new(tmp_path, seen)
+        assert opened([item], INPUTS).location(0) == str(file)
+        seen.add([item])
+        items.append(item)
+        assert new(tmp_path, seen) == []
+    assert len({item.id for item in items}) == len({item.recording for item in items}) == 3
+    assert items[0].id == str(tmp_path / "today.mp4")
+    write(tmp_path / "today.mp4", "monday")
+    assert new(tmp_path, seen) == []
+
+
+def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a later process, and in an archive."""
+    read: list[str] = []
+
+    def watched(path: Path, place: Place | None = None) -> str:
+        read.append(path.name)
+        return content(path, place)
+
+    monkeypatch.setattr(items, "content", watched)
+    home, scanner = Home(tmp_path / "home"), Scanner(INPUTS)
+    home.root.mkdir()
+    file, archive = write(tmp_path / "in" / "a.mp4", "a"), pack(tmp_path / "in" / "day.tar", {"b.mp4": b"b"})
+    found = new(tmp_path / "in", Seen(), scanner)
+    assert scanner.fresh and read == ["a.mp4", "day.tar"]
+    home.write_stamps(scanner.stamps)
+    later = Scanner(INPUTS, home.read_stamps())
+    assert new(tmp_path / "in", Seen(), later) == found and len(read) == 2 and not later.fresh
+    os.utime(file, (1, 1))
+    os.utime(archive, (1, 1))
+    assert new(tmp_path / "in", Seen(), later) == found and len(read) == 4
+    home.stamps.write_text("damaged")
+    assert home.read_stamps() == {}
 
 
 def test_a_bad_file_is_new_when_it_has_changed(tmp_path: Path) -> None:
@@ -92,8 +150,8 @@ def test_videos_in_archives_are_videos(tmp_path: Path) -> None:
     seen.add([alone])
     assert new(tmp_path, seen) == new(archive, seen, scanner) == []
     pack(archive, {"a.mp4": b"changed", "d.mp4": b"d"})
-    [later] = new(archive, seen, scanner)
-    assert later.path == "d.mp4" and not scanner.problems
+    changed, later = new(archive, seen, scanner)
+    assert (changed.path, later.path) == ("a.mp4", "d.mp4") and changed.id != alone.id and not scanner.problems
     pack(archive, {"d.mp4": b"d", "e.mp4": long}, cut=10_500)
     assert new(archive, seen, scanner) == [later]
     assert "damaged or not whole yet; videos found in it: 1" in scanner.problems[0]
@@ -121,7 +179,47 @@ def test_folders_of_packed_clips_are_found_below(tmp_path: Path) -> None:
     assert "was packed for 32 pixels" in wrong.problems[0] and "takes 64 pixels" in wrong.problems[0]
 
 
-def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["shards", "packed"])
+def test_clips_are_known_under_every_spelling_of_their_folder_and_in_copies(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in" / "clips"
+    if kind == "packed":
+        packed(tmp_path / "in", (3,))
+        (tmp_path / "in" / "0").rename(folder)
+    else:
+        shards(folder)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(folder)
+    (tmp_path / "in" / "inner").symlink_to(folder)
+    spellings = ["in/clips", "in", str(folder), "in/../in/clips", "link", str(tmp_path / "link")]
+    for first in spellings:
+        known = new(Path(first), Seen())
+        assert len(known) >= 3 and {item.root for item in known} == {str(Path(first).resolve())}
+        seen, old = Seen(), Seen()
+        seen.add(known)
+        root = str(Path(first).absolute())  # as earlier versions had it
+        old.add(replace(item, root=root, stamp="") for item in known)
+        for other in spellings:
+            assert new(Path(other), seen) == new(Path(other), old) == []
+    folder.rename(tmp_path / "moved")
+    assert new(tmp_path / "moved", seen) == [] and new(tmp_path / "moved", old) != []
+
+
+def test_a_damaged_shard_that_is_restored_is_new(tmp_path: Path) -> None:
+    shards(tmp_path)
+    whole, seen = new(tmp_path, Seen()), Seen()
+    [shard] = tmp_path.glob("*.tar")
+    data = shard.read_bytes()
+    shard.write_bytes(bytes(len(data)))
+    damaged = new(tmp_path, seen)
+    seen.add(damaged, damaged)
+    assert len(damaged) == len(whole) and new(tmp_path, seen) == []
+    shard.write_bytes(data)
+    assert new(tmp_path, seen) == whole
+
+
+def test_clips_that_were_deleted_are_bad_and_those_of_a_disk_that_is_gone_are_not(tmp_path: Path) -> None:
     [source] = packed(tmp_path / "in", (3,))
     items = new(tmp_path / "in", Seen())
     Path(source, "clips.json").unlink()
@@ -130,11 +228,49 @@ def test_clips_that_were_deleted_are_bad_and_a_disk_that_is_gone_is_not(tmp_path
         opened(items, INPUTS)[0]
     root = tmp_path / "mount"
     write(root / "film.mp4", "film")
-    clips = opened(new(root, Seen()), INPUTS)
+    [film] = new(root, Seen())
+    on_another_disk = [replace(film, device=film.device + 1)]
+    there, mounted = opened([film], INPUTS), opened(on_another_disk, INPUTS)
     (root / "film.mp4").unlink()
     assert gone(str(root)) and gone(str(tmp_path / "never.tar")) and not gone(str(tmp_path / "in" / "something.txt"))
-    with pytest.raises(GoneError, match="mount is gone; bring it back"):
-        clips[0]
+    with pytest.raises(ClipError, match="missing file"):
+        there[0]
+    with pytest.raises(GoneError, match=r"mount is gone; bring it back .* stella learn HOME --drop"):
+        mounted[0]
+    with pytest.raises(GoneError, match="mount is gone"):
+        opened(on_another_disk, INPUTS)
+    assert len(opened([film], INPUTS)) == 1
+    root.rmdir()
+    with pytest.raises(GoneError, match="mount is gone"):
+        there[0]
+
+
+def test_what_could_not_be_used_in_a_dropped_round_is_tried_again(tmp_path: Path) -> None:
+    """A bad clip when it has changed, one that moved at once; whatever rounds came before it. The others are seen."""
+    items = [Item("/in", "", f"{name}.mp4", name, f"{name} 1") for name in ("old", "learnt", "moved", "bad", "lost")]
+    home = Home(tmp_path)
+    home.round(1).write_plan(Plan(1, "", 1, items[:1], []))
+    home.link(1)
+    home.next.write_plan(Plan(1, "", 3, items[1:4], items[4:]))
+    write_json(home.next.record, {"kept_apart": True})
+    skipped = Skipped(home.next.skipped)
+    for name, reason in ((2, "missing file"), (3, "damaged file"), (items[4].id, NOT_THERE)):
+        skipped.add(name, ClipError("film", reason, "look"))
+    home.drop()
+    home.round(1).write_plan(Plan(1, "", 2, [items[0], replace(items[0], clip="more.mp4")], []))  # as after a rollback
+    seen = Home(tmp_path).seen()
+    assert [item.recording for item in items if item in seen] == ["old", "learnt", "bad"]
+    assert replace(items[3], stamp="mended") not in seen and replace(items[1], stamp="changed") in seen
+
+
+def test_clips_of_a_disk_that_was_given_up_are_new_when_they_turn_up(tmp_path: Path) -> None:
+    home, there = Home(tmp_path / "home"), write(tmp_path / "in" / "film.mp4", "film")
+    [film] = new(there.parent, Seen())
+    lost = Item("/never", "lost.mp4", "", "lost.mp4", "lost", film.device)
+    home.next.write_plan(Plan(1, "", 1, [film], [lost]))
+    assert film in home.seen() and lost in home.seen()
+    home.drop()
+    assert film in home.seen() and lost not in home.seen()
 
 
 def test_a_clip_that_moved_before_it_was_read_is_new(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Watching a folder into which real files arrive."""
 
+import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.archives import pack
 from helpers.learning import quiet
 from helpers.media_files import write_video
 from helpers.small import quick
@@ -115,6 +117,94 @@ def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkey
     assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
 
 
+def test_a_folder_that_is_emptied_in_a_round_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clips are learnt from where they were moved to."""
+    root, moved, opened = tmp_path / "in", tmp_path / "moved", round.opened
+    for seed in range(3):
+        write_video(root / f"{seed}.mp4", seed=seed)
+    moved.mkdir()
+
+    def emptied(*args: Any) -> Any:
+        for path in root.iterdir():
+            path.rename(moved / path.name)
+        raise Stopped  # as a kill
+
+    monkeypatch.setattr(round, "opened", emptied)
+    with pytest.raises(AssertionError):  # no signal came
+        once(tmp_path / "home", root, tmp_path / "said")
+    monkeypatch.setattr(round, "opened", opened)
+    assert Home(tmp_path / "home").next.plan.exists()
+    done = learn(tmp_path / "home", [str(moved)], console=quiet())
+    assert [(record["learnt"], record["skipped"]) for record in done.rounds] == [(0, {"missing file": 3}), (3, {})]
+
+
+def once(home: Path, root: Path, said: Path) -> list[str]:
+    """The videos of the round that a call does, if it does one; `said` gets what it says."""
+    before = Home(home).current
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    new = (None, None) if Home(home).exists else (config, Settings(share=0.0))
+    with said.open("w") as file:
+        learn(home, [str(root)], *new, console=Console(file=file, width=300))
+    return [item.path for plan in Home(home).plans()[before:] for item in plan.train]
+
+
+def test_a_call_learns_what_changed_under_a_known_path(tmp_path: Path) -> None:
+    root, given = tmp_path / "in", (tmp_path / "home", tmp_path / "in", tmp_path / "said")
+    for seed in range(2):
+        write_video(root / "today.mp4", seed=seed)
+        assert once(*given) == ["today.mp4"] and once(*given) == []
+    ids = {item.id for plan in Home(tmp_path / "home").plans() for item in plan.train}
+    assert len(ids) == 2 and "nothing new: 2 clips learnt in 2 rounds" in (tmp_path / "said").read_text()
+
+
+def test_a_call_waits_for_files_that_have_just_been_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once. One that is still being written is left, and learnt whole by the next call. Old files need no wait."""
+    root, waits = tmp_path / "in", list[float]()
+    given = (tmp_path / "home", root, tmp_path / "said")
+    monkeypatch.setattr(loop, "SETTLE", 10.0)
+    old = write_video(root / "old.mp4", seed=0)
+    os.utime(old, (1, 1))
+    whole = write_video(tmp_path / "new.mp4", seed=1).read_bytes()
+    (root / "new.mp4").write_bytes(whole[:-100])
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            (root / "new.mp4").write_bytes(whole)
+
+    monkeypatch.setattr(Session, "_wait", wait)
+    assert once(*given) == ["old.mp4"] and 5 < waits[0] <= 10
+    assert "1 video changed meanwhile, left for the next call" in (tmp_path / "said").read_text()
+    assert once(*given) == ["new.mp4"] and len(waits) == 2
+    assert once(*given) == [] and len(waits) == 2
+
+
+def test_a_file_that_changes_after_it_was_found_is_learnt_once_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in an archive."""
+    root, given = tmp_path / "in", (tmp_path / "home", tmp_path / "in", tmp_path / "said")
+    videos = [write_video(tmp_path / f"{seed}.mp4", seed=seed).read_bytes() for seed in range(4)]
+    write_video(root / "other.mp4", seed=9)
+
+    def put(loose: bytes, archived: bytes) -> None:
+        (root / "today.mp4").write_bytes(loose)
+        pack(root / "day.tar", {"today.mp4": archived})
+
+    def late(*args: Any) -> Any:
+        put(*videos[2:])
+        return opened(*args)
+
+    put(*videos[:2])
+    opened = round.opened
+    monkeypatch.setattr(round, "opened", late)
+    assert once(*given) == ["day.tar/today.mp4", "other.mp4", "today.mp4"]
+    assert "1 clip learnt in 1 step, 0 set aside" in (tmp_path / "said").read_text()
+    assert once(*given) == ["day.tar/today.mp4", "today.mp4"] and once(*given) == []
+    put(*videos[:2])
+    assert once(*given) == ["day.tar/today.mp4", "today.mp4"]  # what was there first was never read
+
+
 def read_skipped(home: Home, number: int) -> dict[str | int, Line]:
     return Skipped(home.round(number).skipped).records
 
@@ -156,7 +246,8 @@ def test_a_disk_that_vanishes_in_a_round_is_waited_for(
     assert said.startswith(f"watching {root}: a round begins with 5 new clips, or with fewer after 0 s\n")
 
 
-def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_there_or_empty_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose disk is not mounted. It is said once, also if pages are drawn meanwhile, and that it is back."""
     said: list[str] = []
 
     class Idle(Learner):
@@ -172,7 +263,16 @@ def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: p
     seen = session.home.seen()
     for _ in range(3):
         assert session._settled(seen, 0) == []
-    assert said == [f"waiting: {tmp_path / 'mount'} is not there"]
+        session._told.clear()
+    assert said == [f"waiting: {tmp_path / 'mount'} is not there; mount it, or start without it"]
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / "film.mp4").write_text("film")
     assert session._settled(seen, 10) == [] and [i.path for i in session._settled(seen, 0)] == ["film.mp4"]
+    (tmp_path / "mount" / "film.mp4").unlink()
+    for _ in range(2):
+        assert session._settled(seen, 0) == []
+        session._told.clear()
+    (tmp_path / "mount" / "film.mp4").write_text("film")
+    assert len(session._settled(seen, 0)) == 1
+    back, empty = f"{tmp_path / 'mount'} is back", "is empty; if it should not be, mount it"
+    assert said[1:] == [back, f"waiting: {tmp_path / 'mount'} {empty}", back]
