@@ -8,6 +8,7 @@ HOME/
                        skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last)
   held/KEY.tar         clips that are set aside to measure with
   dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
+  from                 the run that it was taken over from, if it was
 """
 
 import json
@@ -125,6 +126,21 @@ class Home:
     @property
     def exists(self) -> bool:
         return self.file.exists()
+
+    @property
+    def run(self) -> Path | None:
+        """The finished run that this learner was, or is being, taken over from."""
+        file = self.root / "from"
+        return Path(read_json(file)["run"]) if file.exists() else None
+
+    def check_free(self) -> None:
+        """Refuse to make a learner in a folder that holds anything but what a killed call left."""
+        if self.run is not None:
+            raise StellaError(
+                f"{self.root} is being made from {self.run}; go on with --from {self.run}, or choose a new folder"
+            )
+        if self.root.exists() and not all(map(_left_by_a_kill, self.root.iterdir())):
+            raise StellaError(f"{self.root} holds something else; choose a new folder for the learner")
 
     def create(self, config: RunConfig, settings: Settings) -> None:
         """Write the folder of a new learner; `config` has been through `settle`."""
@@ -306,6 +322,12 @@ class Home:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         (self.root / to).mkdir(exist_ok=True)
         folder.rename(self.root / to / f"{folder.name}-{uuid.uuid4().hex[:6]}")
+
+
+def _left_by_a_kill(path: Path) -> bool:
+    """Whether this is in a folder because a learner was killed while it was made."""
+    held = path.name == "held" and path.is_dir() and not any(path.iterdir())
+    return held or path.name == "lock" or (path.name == "model.safetensors" and path.is_symlink())
 
 
 def _link(path: Path, target: str) -> None:

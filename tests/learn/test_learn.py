@@ -25,8 +25,8 @@ from stella.data.views import part
 from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.files import lock, read_json, write_json
-from stella.learn.home import Home, Settings
-from stella.learn.loop import PAUSE, Session, Watch, _left_by_a_kill, learn, rollback
+from stella.learn.home import Home, Settings, _left_by_a_kill
+from stella.learn.loop import PAUSE, Session, Watch, learn, rollback
 from stella.learn.page import write_page
 from stella.learn.round import Learner
 from stella.runs.loop import pretrain, resume
@@ -256,6 +256,67 @@ def test_a_finished_run_goes_on_as_a_learner(
     pretrain(config, tmp_path / "both", console=quiet())
     both = Checkpoints(tmp_path / "both" / "checkpoints").load()
     assert both is not None and same(both["trainer"], state(home)["trainer"])
+
+
+@pytest.fixture(scope="module")
+def run(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    pretrain(config_for(sources[0], "data.eval_share=0.3"), folder, console=quiet())
+    return folder
+
+
+def test_a_run_is_taken_over_without_new_clips(run: Path, sources: list[str], tmp_path: Path) -> None:
+    home, invoke = tmp_path / "home", CliRunner().invoke
+    for _ in range(2):
+        done = invoke(app, ["learn", str(home), "--from", str(run)])
+        assert done.exit_code == 0, done.output
+        assert f"{home} goes on from {run}: its model, optimiser and memory, " in done.output
+        assert f"go on with: stella learn {home} SRC…" in done.output and "round 1 is in use" in done.output
+    assert same(load_file(home / "model.safetensors"), load_file(run / "model.safetensors"))
+    with pytest.raises(StellaError, match="give at least one folder"):
+        invoke(app, ["learn", str(home), "--from", str(run), "--watch"], catch_exceptions=False)
+    assert invoke(app, ["learn", str(home), sources[1]]).exit_code == 0 and Home(home).current == 2
+
+
+def test_a_take_over_that_was_stopped_goes_on_with_the_same_command(
+    run: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while the learner is made, stopped in its first round, and complete."""
+    home, given = tmp_path / "home", ["--from", str(run), "--share", "0.2"]
+    command = ["learn", str(home), sources[1], *given]
+
+    def killed(self: Home, number: int) -> None:
+        raise KeyboardInterrupt
+
+    def stopped(self: Learner, *given: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Home, "link", killed)
+        with pytest.raises(KeyboardInterrupt):
+            learn(home, sources[1:2], settings=SHARE, run=run, console=quiet())
+    with pytest.raises(StellaError, match=f"is being made from {run}; go on with --from {run}"):
+        learn(home, sources[1:2], config_for(sources[1]), console=quiet())
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_prepared", stopped)
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 143 and "the same command goes on from here" in done.output
+    for rounds in (2, 2):
+        assert CliRunner().invoke(app, command).exit_code == 0 and Home(home).current == rounds
+    learn(tmp_path / "plain", sources[1:2], settings=SHARE, run=run, console=quiet())
+    assert same(state(home), state(tmp_path / "plain"))
+    copy(run, tmp_path / "another")
+    with pytest.raises(StellaError, match="is a learner already; leave --from"):
+        learn(home, sources[1:2], run=tmp_path / "another", console=quiet())
+
+
+def test_a_run_is_not_taken_over_among_files_of_someone_else(run: Path, sources: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rounds").mkdir()
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(StellaError, match="holds something else"):
+        learn(tmp_path, sources[1:2], run=run, console=quiet())
+    assert {path.name for path in tmp_path.rglob("*")} == {"rounds", "thesis.txt"}
 
 
 @pytest.mark.parametrize("values", [("train.decay=0.5",), ("train.schedule=cosine", "stream.drop_last=true")])
