@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from stella import methods
 from stella.clip import Source
 from stella.data.folder import Folder
@@ -11,6 +13,8 @@ from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.skipped import Skipped
 from stella.data.views import View, part
+from stella.embed import load
+from stella.embed.translate import Measured
 from stella.errors import StellaError
 from stella.files import Line, write_bytes, write_json
 from stella.learn.held import HeldClip, kept, store
@@ -61,6 +65,8 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     for old, new in ((folder.weights, last.weights), (folder.slow_weights, last.slow_weights)):
         if old.exists():
             write_bytes(new, old.read_bytes())
+    nothing = torch.empty(0, 1)  # its evaluation embedded other clips
+    Measured(load(last.weights, "cpu").fingerprint, [], nothing, nothing).write(last.embeddings)
     home.link(len(plans))
     home.create(config, settings)
 

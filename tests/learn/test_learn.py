@@ -418,5 +418,32 @@ def test_an_index_and_its_server_notice_a_new_state(
     assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
     with pytest.raises(HttpError, match="no such clip"):
         attached.picture("../../home")
+    assert index.state().stale == 3
     stella.Index(index.path).update(refresh=True)
     assert index.state().stale == 0 and versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
+
+
+@pytest.mark.parametrize("common", [4, 1000])
+def test_an_index_and_its_server_outlive_a_rollback(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, common: int
+) -> None:
+    """With as many clips set aside as a translation needs, and with fewer."""
+    monkeypatch.setattr(translate, "LEAST", common)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    for seed in range(3):
+        write_video(videos / f"{seed}.mp4", seed=seed)
+    index = stella.Index(tmp_path / "index")
+    index.update(videos, model=home)
+    versions, old = Versions(index), index.serving().fingerprint
+    rollback(home, 2, quiet())
+    for now in (versions.look(), Versions(index).now):  # a running server, and one that is started now
+        assert now.weights and now.weights.fingerprint == old == stella.load(now.weights.file).fingerprint
+        assert now.stale.startswith("the learner went back to round 2, and this index is of another version")
+    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
+    assert found.hits[0].path == "0.mp4"
+    assert found.note.startswith("the learner went back to round 2; ")
+    assert ("was translated" if common == 4 else "by the kept weights") in found.note
+    assert index.state().stale == 3
+    stella.Index(index.path).update(refresh=True)
+    assert index.serving().fingerprint == stella.load(home).fingerprint and index.state().stale == 0
+    assert versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
