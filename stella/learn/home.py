@@ -12,6 +12,7 @@ HOME/
 """
 
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -44,6 +45,10 @@ class Settings:
     guard: float | None = None  # points that A on old clips may fall in a round; none: any
 
     def __post_init__(self) -> None:
+        for name in ("share", "effort", "guard"):
+            if (given := getattr(self, name)) is not None and not math.isfinite(given):
+                remedy = "; --guard 100 turns it off" if name == "guard" else ""
+                raise ConfigError(f"--{name} {given:g} must be a finite number{remedy}")
         if not 0 <= self.share < 1:
             raise ConfigError(f"--share {self.share:g} must be at least 0 and below 1")
         for name, least in (("held", 0), ("effort", 0), ("keep", 1)):
