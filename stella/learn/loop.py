@@ -237,7 +237,7 @@ class Session:
         if record is not None:
             earlier = [each for each in self.rounds if each["round"] < record["round"]]
             self.rounds = [*earlier, record]  # one whose state could not be written is done again
-            self.learner.say(told(record))
+            self.learner.once_in_use(partial(self.learner.say, told(record)))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:
                 self.draw()
