@@ -9,7 +9,6 @@ import typer
 from stella.cli.common import console, say, wide
 from stella.errors import StellaError
 
-NOTHING = "no round is in use yet"
 ALONE = ("status", "rollback", "accept", "drop")  # options that do not learn
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -93,7 +92,7 @@ def learn(
         done = loop.learn(
             home, sources, config, settings, run=run, epochs=epochs, clips=clips, watch=when, console=console
         )
-        say(f"round {there.current} is in use; model, history and page in {home}" if there.current else NOTHING)
+        say(there.in_use + (f"; model, history and page in {home}" if there.current else ""))
         raise typer.Exit(done.exit_code)
 
 

@@ -301,7 +301,7 @@ def drop(root: Path | str, console: Console) -> None:
         if not home.next.plan.exists():
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
         home.drop()
-        say(console, f"round {home.current + 1} is dropped: its clips count as seen; round {home.current} is in use")
+        say(console, f"round {home.current + 1} is dropped: its clips count as seen; {home.in_use}")
         write_page(home)
 
 

@@ -28,8 +28,8 @@ from stella.train.checkpoint import Checkpoints
 def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     """Make a learner that goes on where a run ended; call this with its lock held. What a kill leaves is repeated.
 
-    `HOME/from` names the run before anything else is made. What needed the end of the run's stream is left out, so the
-    learning rate is the highest of the run again.
+    HOME/takeover.json names the run before anything else is made. What needed the end of the run's stream is left out,
+    so the learning rate is the highest of the run again.
     """
     folder = RunFolder(run)
     config = stored_config(folder)
@@ -48,9 +48,8 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     ]
     if [plan.clips for plan in plans] != state["trainer"]["stream"]["plan"]["clips"]:
         raise StellaError(f"the clips of {run} are not those that it was trained on; restore them")
-    if home.run != Path(run).resolve():
-        home.check_free()
-        write_json(home.root / "from", {"run": str(Path(run).resolve())})
+    home.check_free(Path(run).resolve())
+    write_json(home.root / "takeover.json", {"run": str(Path(run).resolve())})
     for number, (plan, (name, source)) in enumerate(zip(plans, evaluated, strict=True), 1):
         there = home.round(number)
         there.write_plan(_listed(plan))

@@ -188,7 +188,10 @@ def test_without_a_translation_the_state_that_made_the_index_answers_while_it_is
     weights.touch()
     states = learner.states
     monkeypatch.setattr(module, "load", lambda what, device=None: states[1] if Path(what) == weights else states[2])
-    assert found(Index(index.path), videos) == before
+    (learner.home / "current").symlink_to("rounds/000003")
+    after, note = found(Index(index.path), videos)
+    assert after == before[0] and before[1] == ""
+    assert note.startswith("the learner has gone on learning (round 3); the query was embedded by the kept weights")
     weights.unlink()
     with pytest.raises(StellaError, match="embed all files again"):
         Index(index.path).search(videos / "a.mp4")
