@@ -92,7 +92,7 @@ def state_table(state: State) -> Table:
         rows["refresh"] = f"to {_model(state.target)}: {files} to go"
     elif state.stale:
         rows["refresh"] = (
-            f"the vectors of {files} are of another state than the learner's own now; --refresh embeds them"
+            f"the vectors of {files} are of another state of the learner than the one in use; --refresh embeds them"
         )
     rows["space"] = f"{state.bytes / 2**20:.1f} MiB of vectors"
     if state.dead:
