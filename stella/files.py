@@ -68,8 +68,10 @@ def write_json(path: Path, tree: Any) -> None:
     write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, remedy: str = "check the path") -> dict[str, Any]:
-    """The object in a JSON file. `remedy` ends the message about a file that cannot be opened."""
+def read_json(
+    path: Path, remedy: str = "check the path", restore: str = "restore it, or delete it and start again"
+) -> dict[str, Any]:
+    """The object in a JSON file. `remedy` ends the message about one that cannot be opened, `restore` about another."""
     try:
         tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(tree, dict):
@@ -77,7 +79,7 @@ def read_json(path: Path, remedy: str = "check the path") -> dict[str, Any]:
     except OSError as error:
         raise StellaError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except (ValueError, RecursionError) as error:
-        raise StellaError(f"{path} is damaged ({error}); restore it, or delete it and start again") from error
+        raise StellaError(f"{path} is damaged ({error}); {restore}") from error
     return tree
 
 

@@ -9,7 +9,6 @@ import typer
 from stella.cli.common import console, say, wide
 from stella.errors import StellaError
 
-NOTHING = "no round is in use yet"
 ALONE = ("status", "rollback", "accept", "drop")  # options that do not learn
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -26,7 +25,8 @@ def learn(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe of a new learner.", show_default="none")] = None,
     run: Annotated[
-        Path | None, typer.Option("--from", help="Finished run from which a new learner goes on.", show_default="none")
+        Path | None,
+        typer.Option("--from", help="Finished run to take over; without SRC no more is done.", show_default="none"),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs over the clips of a round.")] = 1,
     clips: Annotated[
@@ -78,7 +78,7 @@ def learn(
     elif accept or drop:
         (loop.accept if accept else loop.drop)(home, console)
     else:
-        if not sources:
+        if not sources and (watch or not run):
             raise StellaError("give at least one folder or archive to learn from: stella learn HOME SRC…")
         if run and (left_out := [*values, *([f"--recipe {recipe}"] if recipe else [])]):
             raise StellaError(f"--from {run} takes the values of that run; leave {', '.join(left_out)} out")
@@ -92,7 +92,7 @@ def learn(
         done = loop.learn(
             home, sources, config, settings, run=run, epochs=epochs, clips=clips, watch=when, console=console
         )
-        say(f"round {there.current} is in use; model, history and page in {home}" if there.current else NOTHING)
+        say(there.in_use + (f"; model, history and page in {home}" if there.current else ""))
         raise typer.Exit(done.exit_code)
 
 

@@ -5,11 +5,12 @@ states have embedded: orthogonal Procrustes (Schönemann, 1966), R = U Vᵀ from
 newᵀ old. Sounds and pictures share one space, so both are fitted together. Unit vectors stay unit vectors, and the
 map back is the transpose.
 
-A learner leaves these embeddings in HOME/rounds/*/embeddings.pt, each with the fingerprint of its state.
+A learner leaves these embeddings in HOME/rounds/*/embeddings.pt, each with the fingerprint of its state; those of
+states that were rolled back are in HOME/undone.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +65,35 @@ def is_learner(name: Path | str) -> bool:
     return (Path(name) / "home.json").is_file()
 
 
+def in_use(home: Path | str) -> str:
+    """The fingerprint of a learner's state in use; empty if it is not known."""
+    try:
+        return Measured.read(Path(home) / "current" / "embeddings.pt").fingerprint
+    except OSError:
+        return ""
+
+
+def moved(home: Path | str, fingerprint: str) -> str:
+    """Where a learner went from a state that is not in use any more, in words."""
+    back = {path.parts[-3] for path, found in _states(home) if found.fingerprint == fingerprint} == {"undone"}
+    number = int((Path(home) / "current").readlink().name)
+    return f"the learner went back to round {number}" if back else f"the learner has gone on learning (round {number})"
+
+
 def kept_weights(home: Path | str, fingerprint: str) -> Path | None:
     """The weights of a state of a learner, which keeps those of its last rounds; None if they are gone."""
-    for path in sorted(Path(home).glob("rounds/*/embeddings.pt"), reverse=True):
+    for path, found in _states(home):
         file = path.with_name("model.safetensors")
-        if file.exists() and Measured.read(path).fingerprint == fingerprint:
+        if found.fingerprint == fingerprint and file.exists():
             return file
     return None
+
+
+def _states(home: Path | str) -> Iterator[tuple[Path, Measured]]:
+    """What each state of a learner has embedded, by file: later rounds first, also those that were rolled back."""
+    paths = [path for folder in ("rounds", "undone") for path in Path(home).glob(f"{folder}/*/embeddings.pt")]
+    for path in sorted(paths, key=lambda path: path.parts[-2], reverse=True):
+        yield path, Measured.read(path)
 
 
 def translation(home: Path | str, query: str, to: str) -> Tensor:
@@ -80,8 +103,7 @@ def translation(home: Path | str, query: str, to: str) -> Tensor:
     states between them.
     """
     between: list[Measured] = []  # from the later of the two states back to the earlier one
-    for path in sorted(Path(home).glob("rounds/*/embeddings.pt"), reverse=True):
-        found = Measured.read(path)
+    for _, found in _states(home):
         if between or found.fingerprint in (query, to):
             between.append(found)
         # a round that trained on nothing has measured the same state again

@@ -5,13 +5,16 @@ HOME/
   current              → rounds/000007, the state in use; replaced atomically
   model.safetensors    → current/model.safetensors, so that HOME can be used as a model
   rounds/000007/       plan.json (the clips of this round, written first), checkpoints/ (the newest is its state),
-                       skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last)
+                       skipped.jsonl, model.safetensors, embeddings.pt, round.json (its record, written last),
+                       learner.json (a copy of home.json, to restore it from)
   held/KEY.tar         clips that are set aside to measure with
   stamps.json          of video files, so that unchanged ones are not read again; may be deleted
   dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
+  takeover.json        the run that it was taken over from, if it was
 """
 
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +28,7 @@ from typing import Any
 from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ClipError, ConfigError, StellaError
-from stella.files import Line, lock, read_json, sweep, sync_folder, write_json, write_text
+from stella.files import Line, lock, read_json, sweep, sync_folder, write_bytes, write_json, write_text
 from stella.learn.items import LOST, NOT_THERE, Item, Seen, Signature, gone
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
@@ -44,6 +47,10 @@ class Settings:
     guard: float | None = None  # points that A on old clips may fall in a round; none: any
 
     def __post_init__(self) -> None:
+        for name in ("share", "effort", "guard"):
+            if (given := getattr(self, name)) is not None and not math.isfinite(given):
+                remedy = "; --guard 100 turns it off" if name == "guard" else ""
+                raise ConfigError(f"--{name} {given:g} must be a finite number{remedy}")
         if not 0 <= self.share < 1:
             raise ConfigError(f"--share {self.share:g} must be at least 0 and below 1")
         for name, least in (("held", 0), ("effort", 0), ("keep", 1)):
@@ -76,6 +83,7 @@ class RoundFolder:
         self.slow_weights = root / "slow.safetensors"
         self.embeddings = root / "embeddings.pt"
         self.record = root / "round.json"
+        self.learner = root / "learner.json"
 
     def write_plan(self, plan: Plan) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -132,6 +140,25 @@ class Home:
     def exists(self) -> bool:
         return self.file.exists()
 
+    @property
+    def run(self) -> Path | None:
+        """The finished run that this learner was, or is being, taken over from."""
+        file = self.root / "takeover.json"
+        return Path(read_json(file)["run"]) if file.exists() else None
+
+    def check_free(self, run: Path | None = None) -> None:
+        """Refuse to make a learner, or take `run` over, in a folder with anything but what a killed such call left."""
+        if self.round(1).plan.exists() and (self.run is None or self.round(self.current).learner.exists()):
+            raise StellaError(f"{self.file} is missing; {self._restore()}")
+        if self.run is not None and self.run == run:
+            return
+        if self.run is not None:
+            raise StellaError(
+                f"{self.root} is being made from {self.run}; go on with --from {self.run}, or choose a new folder"
+            )
+        if self.root.exists() and not all(map(_left_by_a_kill, self.root.iterdir())):
+            raise StellaError(f"{self.root} holds something else; choose a new folder for the learner")
+
     def create(self, config: RunConfig, settings: Settings) -> None:
         """Write the folder of a new learner; `config` has been through `settle`."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -147,13 +174,22 @@ class Home:
 
     @cached_property
     def _tree(self) -> dict[str, Any]:
-        tree = read_json(self.file, f"is {self.root} the folder of a learner? stella learn HOME SRC… makes one")
+        if self.round(1).plan.exists():
+            tree = read_json(self.file, self._restore(), self._restore())
+        else:
+            tree = read_json(self.file, f"is {self.root} the folder of a learner? stella learn HOME SRC… makes one")
         if tree.get("version") != VERSION:
             raise StellaError(
                 f"{self.root} has version {tree.get('version')} and this program reads version {VERSION}; "
                 "use the program that made it, or start a new one: nothing was changed"
             )
         return tree
+
+    def _restore(self) -> str:
+        """How to get home.json back."""
+        if (copy := self.round(self.current).learner).exists():
+            return f"restore it as it was after round {self.current}: cp {copy} {self.file}"
+        return "restore it from a backup, or start a new learner in another folder"
 
     def check(self) -> None:
         """Refuse a folder that is not a learner's, or is one of another version."""
@@ -222,6 +258,11 @@ class Home:
         link = self.root / "current"
         return max(self.ahead, int(link.readlink().name) if link.is_symlink() else 0)
 
+    @property
+    def in_use(self) -> str:
+        """In words."""
+        return f"round {self.current} is in use" if self.current else "no round is in use yet"
+
     def round(self, number: int) -> RoundFolder:
         return RoundFolder(self.root / "rounds" / f"{number:06d}", number)
 
@@ -272,6 +313,7 @@ class Home:
 
     def use(self, number: int) -> None:
         """Put a finished round to use, then remove states that are no longer kept."""
+        write_bytes(self.round(number).learner, self.file.read_bytes())
         self.link(number)
         for old in map(self.round, range(1, number + 1 - self.settings.keep)):
             shutil.rmtree(old.checkpoints.folder, ignore_errors=True)
@@ -337,6 +379,12 @@ def _list_skips(folder: RoundFolder, first: int) -> None:
         for item in [*plan.train, *plan.held]:
             if (item.root, item.device) in away:
                 skipped.add(item.id, ClipError(item.root, NOT_THERE, "restore it, or leave it"))
+
+
+def _left_by_a_kill(path: Path) -> bool:
+    """Whether this is in a folder because a learner was killed while it was made."""
+    held = path.name == "held" and path.is_dir() and not any(path.iterdir())
+    return held or path.name == "lock" or (path.name == "model.safetensors" and path.is_symlink())
 
 
 def _link(path: Path, target: str) -> None:

@@ -69,16 +69,9 @@ def create(home: Home, config: RunConfig, settings: Settings) -> None:
         if (value := getattr(getattr(config, of), name)) != without:
             remedy = f"set {of}.{name}={spelt(without)}"
             raise ConfigError(f"{of}.{name}={spelt(value)} needs an end, and a learner's stream has none; {remedy}")
-    if home.root.exists() and not all(map(_left_by_a_kill, home.root.iterdir())):
-        raise StellaError(f"{home.root} holds something else; choose a new folder for the learner")
+    home.check_free()
     check(config, unbounded=True)
     home.create(config, settings)
-
-
-def _left_by_a_kill(path: Path) -> bool:
-    """Whether this is in a folder because a learner was killed while it was made."""
-    held = path.name == "held" and path.is_dir() and not any(path.iterdir())
-    return held or path.name == "lock" or (path.name == "model.safetensors" and path.is_symlink())
 
 
 def change(home: Home, config: RunConfig | None, settings: Settings | None) -> None:
@@ -108,8 +101,9 @@ def learn(
     """Learn everything in these folders and archives that is new, in one round or in rounds of at most `clips` clips.
 
     A new learner needs `config`, or a finished `run` to go on from; for one that is there `config` is its own
-    (`Home.config`) with changes. With `watch` it goes on until a signal comes. SIGTERM and Ctrl-C save what is done
-    and stop; the outcome then has an exit code. A round that was interrupted is finished first.
+    (`Home.config`) with changes. Without sources `run` is taken over and nothing is learnt. With `watch` it goes on
+    until a signal comes. SIGTERM and Ctrl-C save what is done and stop; the outcome then has an exit code. A round that
+    was interrupted is finished first.
     """
     home, console = Home(root), console or Console()
     roots = [str(Path(source).absolute()) for source in sources]
@@ -118,6 +112,12 @@ def learn(
             check_source(source)
     with home.locked(), Stop() as stop, _full_disk_explained(home.root):
         _opened(home, config, settings, run)
+        if run is not None:
+            say(console, _taken(home, run))
+        if run is not None and not roots:
+            say(console, f"go on with: stella learn {home.root} SRC…")
+            write_page(home)
+            return Outcome()
         learner = Learner(home, console, stop)
         session = Session(learner, roots, epochs)
         try:
@@ -142,7 +142,7 @@ def learn(
 
 def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run: Path | str | None) -> None:
     if home.exists:
-        if run is not None:
+        if run is not None and home.run != Path(run).resolve():
             raise StellaError(f"{home.root} is a learner already; leave --from {run} out, or choose a new folder")
         change(home, config, settings)
     elif run is not None:
@@ -151,6 +151,12 @@ def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run
         raise StellaError(f"{home.root} is not the folder of a learner; check the path")
     else:
         create(home, config, settings or Settings())
+
+
+def _taken(home: Home, run: Path | str) -> str:
+    records = [record for record in home.history() if "from" in record]
+    clips, rounds = number_of(sum(map(learnt, records)), "clip"), number_of(len(records), "round")
+    return f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
 
 
 class Session:
@@ -234,7 +240,7 @@ class Session:
         if record is not None:
             earlier = [each for each in self.rounds if each["round"] < record["round"]]
             self.rounds = [*earlier, record]  # one whose state could not be written is done again
-            self.learner.say(told(record))
+            self.learner.once_in_use(partial(self.learner.say, told(record)))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:
                 self.draw()
@@ -332,7 +338,7 @@ def drop(root: Path | str, console: Console) -> None:
         if not home.next.plan.exists():
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
         home.drop()
-        say(console, f"round {home.current + 1} is dropped: its clips count as seen; round {home.current} is in use")
+        say(console, f"round {home.current + 1} is dropped: its clips count as seen; {home.in_use}")
         write_page(home)
 
 

@@ -122,19 +122,25 @@ def _held(memory: dict[str, Any]) -> str:
     return f"{number_of(held, 'clip')}" + (f", {distinct:,} of them distinct." if distinct else ".")
 
 
+def by_chance(held: int, history: Sequence[Line]) -> list[float]:
+    """How many clips of each round a reservoir of `held` would have by chance: each epoch offers all its clips."""
+    offered = [record["epochs"] * learnt(record) for record in history]
+    return [held * clips / max(1, sum(offered)) for clips in offered]
+
+
 @styled
 def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
-    """How many clips of the memory came in each round, beside what a uniform sample would hold."""
-    counts, clips = memory["rounds"], [record["clips"] for record in history]
-    total, every = sum(counts), sum(clips) or 1
+    """How many clips of the memory came in each round, beside what chance would keep."""
+    counts = memory["rounds"]
+    expected = by_chance(sum(counts), history)
     figure, [axis] = new_figure(7.6, 2.1)
     axis.bar(range(1, len(counts) + 1), counts, color=SERIES[0], width=0.8)
     axis.step(
-        [x + 0.5 for x in range(len(clips) + 1)],
-        [total * n / every for n in (clips[0], *clips)],
+        [x + 0.5 for x in range(len(expected) + 1)],
+        [expected[0], *expected],
         color=FAINT,
         lw=1.2,
-        label="its share of all clips",
+        label="what chance would keep",
     )
     axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.3 * max([1, *counts])))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -168,8 +174,8 @@ def _row(record: Line, apart: bool) -> list[str]:
 
 
 def _time(record: Line) -> datetime:
-    return datetime.fromisoformat(record["ended"])
+    return datetime.fromisoformat(record["ended"]).astimezone()
 
 
 def _date(record: Line) -> str:
-    return _time(record).strftime("%Y-%m-%d %H:%M")
+    return _time(record).strftime("%Y-%m-%d %H:%M %Z")

@@ -10,7 +10,7 @@ there may therefore be two rounds to finish.
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -104,6 +104,10 @@ class Learner:
         self.home.ahead = folder.number
         self._tidy()
         return record
+
+    def once_in_use(self, work: Callable[[], object]) -> None:
+        """Do this when the state of the last round is in use; never, if it cannot be written."""
+        self._behind.do(work)
 
     def settle(self) -> None:
         """Wait until all is written. If it cannot be, the next round begins with what is on the disk."""

@@ -24,13 +24,25 @@ def status_table(home: Home) -> Group:
     """The newest rounds, and what is in use."""
     home.check()
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)  # 80 columns are enough
-    for name in ("round", "ended", "clips", "aside", "A old", "A new", "among", "F", "gap", "match", "bad"):
+    for name in (
+        "round",
+        f"ended, {datetime.now().astimezone():%Z}",
+        "clips",
+        "aside",
+        "A old",
+        "A new",
+        "among",
+        "F",
+        "gap",
+        "match",
+        "bad",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for record in home.history()[-SHOWN:]:
         table.add_row(*_row(record))
     current, following = home.current, home.next
     lines = list(MEANING) if home.history() else []
-    lines.append(f"round {current} is in use" if current else "nothing is learnt yet")
+    lines.append(home.in_use if current else "nothing is learnt yet")
     if apart := following.kept_apart:
         lines.append(f"round {following.number} is kept apart: A on old clips fell by {fell(apart)} ({judged(apart)})")
         lines.append("take it with --accept, or throw it away with --drop")
@@ -44,7 +56,7 @@ def status_table(home: Home) -> Group:
 def _row(record: Line) -> list[str]:
     return [
         str(record["round"]),
-        datetime.fromisoformat(record["ended"]).strftime("%d %b %H:%M"),
+        datetime.fromisoformat(record["ended"]).astimezone().strftime("%d %b %H:%M"),
         f"{learnt(record):,}",
         str(record["set_aside"]),
         *(_pair(record[name]) for name in ("old", "new")),

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from stella import methods
 from stella.clip import Source
 from stella.data.folder import Folder
@@ -11,6 +13,8 @@ from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.skipped import Skipped
 from stella.data.views import View, part
+from stella.embed import load
+from stella.embed.translate import Measured
 from stella.errors import StellaError
 from stella.files import Line, write_bytes, write_json
 from stella.learn.held import HeldClip, kept, store
@@ -24,7 +28,8 @@ from stella.train.checkpoint import Checkpoints
 def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     """Make a learner that goes on where a run ended; call this with its lock held. What a kill leaves is repeated.
 
-    What needed the end of the run's stream is left out, so the learning rate is the highest of the run again.
+    HOME/takeover.json names the run before anything else is made. What needed the end of the run's stream is left out,
+    so the learning rate is the highest of the run again.
     """
     folder = RunFolder(run)
     config = stored_config(folder)
@@ -43,6 +48,8 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     ]
     if [plan.clips for plan in plans] != state["trainer"]["stream"]["plan"]["clips"]:
         raise StellaError(f"the clips of {run} are not those that it was trained on; restore them")
+    home.check_free(Path(run).resolve())
+    write_json(home.root / "takeover.json", {"run": str(Path(run).resolve())})
     for number, (plan, (name, source)) in enumerate(zip(plans, evaluated, strict=True), 1):
         there = home.round(number)
         there.write_plan(_listed(plan))
@@ -57,6 +64,8 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     for old, new in ((folder.weights, last.weights), (folder.slow_weights, last.slow_weights)):
         if old.exists():
             write_bytes(new, old.read_bytes())
+    nothing = torch.empty(0, 1)  # its evaluation embedded other clips
+    Measured(load(last.weights, "cpu").fingerprint, [], nothing, nothing).write(last.embeddings)
     home.link(len(plans))
     home.create(config, settings)
 

@@ -48,6 +48,8 @@ def find(name: Path | str) -> Path:
         return path
     if (path / FILE).is_file():
         return path / FILE
+    if (path / "home.json").is_file():
+        raise WeightsError(f"{name} has learnt nothing yet; let it learn first: stella learn {name} SRC…")
     if (path / "config.json").is_file():
         if "task" in read_json(path / "config.json"):
             raise WeightsError(f"{name} is a downstream run without weights of its own; name the model that it is of")

@@ -91,7 +91,9 @@ def state_table(state: State) -> Table:
     if state.target:
         rows["refresh"] = f"to {_model(state.target)}: {files} to go"
     elif state.stale:
-        rows["refresh"] = f"the vectors of {files} are of an older state of the learner; queries are translated"
+        rows["refresh"] = (
+            f"the vectors of {files} are of another state of the learner than the one in use; --refresh embeds them"
+        )
     rows["space"] = f"{state.bytes / 2**20:.1f} MiB of vectors"
     if state.dead:
         rows["space"] += f", {number_of(state.dead, 'row')} of dropped windows (--compact removes them)"

@@ -20,7 +20,7 @@ from torch import Tensor
 from stella import embed
 from stella.data.prepare import progress_bar
 from stella.embed import Model
-from stella.embed.translate import kept_weights
+from stella.embed.translate import in_use, kept_weights, moved
 from stella.errors import StellaError
 from stella.files import lock
 from stella.search import asked as asked_for
@@ -190,7 +190,11 @@ class Index:
         target: Modality = to or other(asked.by)
         began = time.perf_counter()
         hits, exact, note = self._read(lambda c: self._nearest(c, asked, k, target, path, label, merge, faiss))
-        return Found(asked, target, hits, exact, note, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        serving = self.serving()
+        if asked.file and hits and in_use(serving.origin) not in ("", serving.fingerprint):
+            note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.path)}"
+        return Found(asked, target, hits, exact, note, seconds)
 
     def vector(self, hit: Hit) -> Tensor:
         """The vector of a hit, float32 [D], to ask for more like it."""
@@ -288,6 +292,13 @@ def _translated(stale: int, every: int, index: Path) -> str:
     return (
         f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
         f"translated; for exact answers run stella index {index} --refresh"
+    )
+
+
+def _by_kept(index: Path) -> str:
+    return (
+        "the query was embedded by the kept weights of the state that made the vectors; for the state in use run "
+        f"stella index {index} --refresh"
     )
 
 

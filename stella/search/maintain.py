@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from stella.data.skipped import in_words
 from stella.embed import Model
-from stella.embed.translate import is_learner, translation
+from stella.embed.translate import in_use, is_learner, translation
 from stella.errors import StellaError, number_of
 from stella.search.asked import clear
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
@@ -29,7 +29,7 @@ class State:
     target: ModelRow | None  # what a refresh is changing to
     files: dict[str, int]  # by state: ok, bad, gone
     windows: dict[Modality, int]  # that answer
-    stale: int  # files that the target has not embedded yet, or whose vectors are of an older state of the learner
+    stale: int  # files that the target, or else the learner's state in use, has not embedded
     dead: int  # rows of dropped windows, which `--compact` removes
     bytes: int  # of all vectors
     sources: list[Path]
@@ -249,11 +249,11 @@ def state(catalogue: Catalogue) -> State:
                 (target.id if target else None,),
             )
         )
-        newest = target or serving
+        newest = target.fingerprint if target else serving and (in_use(serving.origin) or serving.fingerprint)
         (stale,) = db.execute(
             "SELECT count(*) FROM files WHERE state = 'ok' AND NOT EXISTS (SELECT 1 FROM windows JOIN shards "
-            "ON shards.id = shard WHERE file = files.id AND model = ?)",
-            (newest.id if newest else None,),
+            "ON shards.id = shard JOIN models ON models.id = model WHERE file = files.id AND fingerprint = ?)",
+            (newest,),
         ).fetchone()
         rows, size = db.execute(
             "SELECT total(rows), total(rows * dim * 2) FROM shards JOIN models ON models.id = model"

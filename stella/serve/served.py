@@ -73,7 +73,7 @@ class Served:
             if found.target:
                 stale = f"the index is changing to a newer model, {files} to go; the older one answers"
             elif found.stale and not stale:
-                stale = f"the vectors of {files} are of an older state of the learner; queries are translated"
+                stale = f"the vectors of {files} are of another state of the learner; queries are translated"
             limits = {key: asdict(self.limits)[key] for key in ("bytes", "seconds")}
             tree = state_tree(found, self.index.bad(), stale, limits)
             self._state = time.monotonic(), tree | {"learner": self.versions.home() is not None}

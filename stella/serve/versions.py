@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stella import embed
-from stella.embed.translate import is_learner
+from stella.embed.translate import is_learner, kept_weights, moved
 from stella.errors import StellaError
 from stella.search.index import Index
 
@@ -30,6 +30,7 @@ class Versions:
 
     def __init__(self, index: Index, given: str | None = None) -> None:
         self.index, self.given = index, given
+        self._told: tuple[object, str] = None, ""  # what `_stale` said last, and of which states
         self._known: dict[tuple[Path, int, int], str] = {}  # fingerprints, by file, size and time
         self._lock = threading.Lock()
         self.now = Now(None, "")
@@ -50,7 +51,7 @@ class Versions:
             weights = self.now.weights
             if weights is None or weights.fingerprint != serving.fingerprint or not Path(weights.file).is_file():
                 found = (file for file in _files(name) if self._fingerprint(file) == serving.fingerprint)
-                file = next(found, None)
+                file = next(found, None) or kept_weights(name, serving.fingerprint)  # also of what was rolled back
                 weights = Weights(str(file), serving.fingerprint) if file else self._newest(name)
             self.now = Now(weights, self._stale(name, serving.fingerprint))
             return self.now
@@ -68,12 +69,15 @@ class Versions:
 
     def _stale(self, name: str, fingerprint: str) -> str:
         newest = next(_files(name), None)
-        if newest is None or self._fingerprint(newest) == fingerprint:
+        both = self._fingerprint(newest) if newest else fingerprint, fingerprint
+        if both[0] == fingerprint:
             return ""
-        home = _home(name)
-        what = f"the model has gone on learning (round {home.current})" if home else "the model has changed"
-        command = f"stella index {self.index.path.name} --refresh"  # on the page: no folders
-        return f"{what}, and this index is of an older version; bring it up to date with: {command}"
+        if self._told[0] != both:
+            what = moved(name, fingerprint) if is_learner(name) else "the model has changed"
+            command = f"stella index {self.index.path.name} --refresh"  # on the page: no folders
+            says = f"{what}, and this index is of another version; bring it up to date with: {command}"
+            self._told = both, says
+        return self._told[1]
 
     def _fingerprint(self, file: Path) -> str:
         try:

@@ -1,5 +1,6 @@
 """Learners that take a second: packed clips of coloured noise, a model of a few patches."""
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ from rich.console import Console
 
 from helpers.noise import Noise
 from helpers.small import quick
+from stella.clip import Source
 from stella.data.pack import pack
+from stella.data.packed import Packed
+from stella.data.views import part
 from stella.learn.home import Home, Settings
 from stella.learn.loop import Outcome, Watch, learn
 from stella.runs.config import RunConfig
@@ -48,3 +52,17 @@ def in_rounds(home: Path, root: str, config: RunConfig, watch: bool) -> Outcome:
     first = not Home(home).exists
     new = (config, SHARE) if first else (None, None)
     return learn(home, [root], *new, clips=12, watch=when, console=quiet())
+
+
+def copy(home: Path, to: Path) -> Path:
+    subprocess.run(["cp", "-a", str(home), str(to)], check=True)
+    return to
+
+
+def trained_on(home: Path, sources: list[str]) -> list[tuple[str, Source]]:
+    """The clips of each round, as tasks of a run."""
+    tasks: list[tuple[str, Source]] = []
+    for number, (source, plan) in enumerate(zip(map(Packed, sources), Home(home).plans(), strict=True), 1):
+        ids = [source.origin(i).id for i in range(len(source))]
+        tasks.append((f"round {number}", part(source, [ids.index(item.clip) for item in plan.train])))
+    return tasks

@@ -1,5 +1,6 @@
 """States that are written while the next round trains."""
 
+import errno
 import signal
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from stella.errors import StellaError
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
 from stella.learn.home import Home
-from stella.learn.loop import learn
+from stella.learn.loop import Watch, learn
 from stella.learn.round import Learner
 from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints, copied
@@ -46,6 +47,31 @@ def test_the_next_round_trains_while_a_state_is_written(tmp_path: Path, monkeypa
     learn(tmp_path / "home", sources, config, SHARE, clips=12, console=quiet())
     assert seen == [True] and Home(tmp_path / "home").current == 2
     assert same(state(tmp_path / "home"), state(tmp_path / "plain"))
+
+
+def test_a_round_is_told_when_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second state cannot be written twice. Nothing is told of it until it is."""
+    sources, plain_use, tries = packed(tmp_path / "in", (12, 12, 12)), Home.use, []
+
+    def use(self: Home, number: int) -> None:
+        tries.append(number)
+        if tries.count(2) in (1, 2) and number == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain_use(self, number)
+
+    monkeypatch.setattr(Home, "use", use)
+    monkeypatch.setattr("stella.learn.loop.PAUSE", 0.0)
+    plain_say, in_use = Learner.say, []
+
+    def say(self: Learner, line: str, style: str = "") -> None:
+        if "learnt in" in line:
+            in_use.append((line.split(":")[0], Home(self.home.root).current))
+        plain_say(self, line, style)
+
+    monkeypatch.setattr(Learner, "say", say)
+    when = Watch(clips=12, every=0, settle=0, scan=0.01, idle=0)
+    learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, watch=when, console=quiet())
+    assert tries == [1, 2, 2, 2, 3] and in_use == [("round 1", 1), ("round 2", 2), ("round 3", 3)]
 
 
 def test_nothing_is_written_while_clips_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,18 @@
 """A learner is a run whose tasks come one after the other; its folder is always whole."""
 
-import math
 import os
+import shutil
 import signal
-import subprocess
+import time
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from helpers import learn_kill
 from helpers.disk import small_disk
 from helpers.dying import killed
-from helpers.learning import SHARE, config_for, packed, quiet, state
-from helpers.media_files import write_video
+from helpers.learning import SHARE, config_for, copy, packed, quiet, state, trained_on
 from helpers.small import same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
@@ -23,22 +23,16 @@ from stella.cli import app
 from stella.data.pack import pack
 from stella.data.packed import Packed
 from stella.data.scenes import TASKS, Scenes
-from stella.data.views import part
-from stella.embed import translate
 from stella.errors import ConfigError, StellaError
 from stella.experiments.recipe import run_config
 from stella.files import lock, read_json, write_json
-from stella.learn.home import Home, Settings
-from stella.learn.loop import PAUSE, Session, Watch, _left_by_a_kill, learn, rollback
-from stella.learn.page import write_page
+from stella.learn.home import Home, Settings, _left_by_a_kill
+from stella.learn.loop import PAUSE, Session, Watch, learn, rollback
+from stella.learn.page import by_chance, render, write_page
 from stella.learn.round import Learner
 from stella.model import weights
-from stella.runs.loop import pretrain, resume
-from stella.serve.answers import HttpError
-from stella.serve.learner import Attached
-from stella.serve.versions import Versions
+from stella.runs.loop import pretrain
 from stella.train.checkpoint import Checkpoints
-from stella.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +48,6 @@ def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
         learn(home, [source], *new, console=quiet())
     return home
-
-
-def copy(home: Path, to: Path) -> Path:
-    subprocess.run(["cp", "-a", str(home), str(to)], check=True)
-    return to
-
-
-def trained_on(home: Path, sources: list[str]) -> list[tuple[str, part]]:  # type: ignore[valid-type]
-    """The clips of each round, as tasks of a run."""
-    tasks = []
-    for number, (source, plan) in enumerate(zip(map(Packed, sources), Home(home).plans(), strict=True), 1):
-        ids = [source.origin(i).id for i in range(len(source))]
-        tasks.append((f"round {number}", part(source, [ids.index(item.clip) for item in plan.train])))
-    return tasks
 
 
 def test_rounds_end_where_one_run_over_the_same_tasks_ends(
@@ -276,48 +256,6 @@ def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str
     assert "→" in shown.output and max(map(len, shown.output.splitlines())) <= 80
 
 
-def test_a_finished_run_goes_on_as_a_learner(
-    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run over one folder, then a round over another: as if the run had had both."""
-    config = config_for(sources[0], "data.eval_share=0.3")
-    pretrain(config, tmp_path / "run", console=quiet())
-    with (tmp_path / "said").open("w") as file:
-        resume(tmp_path / "run", console=Console(file=file, width=200))
-    advice = f"is finished: nothing is left to do; to go on with new clips: stella learn HOME SRC… --from {tmp_path}"
-    assert advice in (tmp_path / "said").read_text()
-    home = tmp_path / "home"
-    done = learn(home, [*sources[:2]], settings=SHARE, run=tmp_path / "run", console=quiet())
-    plans = Home(home).plans()
-    assert [record["clips"] for record in done.rounds] == [plans[1].clips]
-    assert {item.clip.split("/")[0] for item in plans[1].train} == {"1"}  # the run's clips are not learnt again
-    assert len(plans[0].held) and done.rounds[0]["old"]["clips"] == len(plans[0].held)
-    use_tasks(monkeypatch, trained_on(home, sources[:2]))
-    pretrain(config, tmp_path / "both", console=quiet())
-    both = Checkpoints(tmp_path / "both" / "checkpoints").load()
-    assert both is not None and same(both["trainer"], state(home)["trainer"])
-
-
-@pytest.mark.parametrize("values", [("train.decay=0.5",), ("train.schedule=cosine", "stream.drop_last=true")])
-def test_what_needs_an_end_is_not_taken_over(
-    values: tuple[str, ...], sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rate of a run that decayed to 0 would go on below 0; short batches would be lost."""
-    rates: list[float] = []
-
-    class Watched(Trainer):
-        def _rate_now(self) -> float:
-            rates.append(super()._rate_now())
-            return rates[-1]
-
-    config = config_for(sources[0], "data.eval_share=0.3", *values)
-    pretrain(config, tmp_path / "run", console=quiet())
-    monkeypatch.setattr("stella.learn.round.Trainer", Watched)
-    done = learn(tmp_path / "home", sources[1:2], settings=SHARE, run=tmp_path / "run", console=quiet())
-    assert set(rates) == {config.train.lr}
-    assert len(rates) == math.ceil(done.rounds[0]["clips"] / config.stream.batch_size)
-
-
 def test_a_learner_stopped_in_its_first_round_names_no_model(
     sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,14 +266,48 @@ def test_a_learner_stopped_in_its_first_round_names_no_model(
     values = ["model.preset=tiny", f"data.path={sources[0]}", "data.source=packed"]
     done = CliRunner().invoke(app, ["learn", str(tmp_path / "home"), sources[0], *values])
     assert done.exit_code == 143 and "no round is in use yet" in done.output and "round 0" not in done.output
+    with pytest.raises(StellaError, match=r"home has learnt nothing yet; let it learn first: stella learn .*home SRC…"):
+        stella.load(tmp_path / "home")
+    dropped = CliRunner().invoke(app, ["learn", str(tmp_path / "home"), "--drop"])
+    assert "round 1 is dropped: its clips count as seen; no round is in use yet" in dropped.output
 
 
-def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    write_json(tmp_path / "run" / "config.json", {})
-    with pytest.raises(StellaError, match="is not finished"):
-        learn(tmp_path / "home", sources, run=tmp_path / "run", console=quiet())
-    assert not (tmp_path / "home").exists()
+@pytest.mark.parametrize("content", ["{", None])
+def test_a_learner_whose_file_is_lost_says_how_to_get_it_back(
+    three: Path, sources: list[str], tmp_path: Path, content: str | None
+) -> None:
+    home = copy(three, tmp_path / "home")
+    file, text = home / "home.json", (home / "home.json").read_text()
+    file.unlink() if content is None else file.write_text(content)
+    remedy = f"home.json .*; restore it as it was after round 3: cp {home}/rounds/000003/learner.json {file}"
+    with pytest.raises(StellaError, match=remedy):
+        learn(home, sources, config_for(sources[0]), console=quiet())
+    with pytest.raises(StellaError, match=remedy):
+        CliRunner().invoke(app, ["learn", str(home), "--status"], catch_exceptions=False)
+    shutil.copy(home / "rounds" / "000003" / "learner.json", file)
+    assert file.read_text() == text and learn(home, sources, console=quiet()).rounds == []
+    (home / "rounds" / "000003" / "learner.json").unlink()  # as of earlier versions
+    file.unlink()
+    with pytest.raises(StellaError, match=r"home.json is missing; restore it from a backup, or start a new learner in"):
+        learn(home, sources, config_for(sources[0]), console=quiet())
+
+
+def test_times_are_local_and_name_their_zone(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XYZ-5")  # five hours before Greenwich
+    time.tzset()
+    try:
+        ended = datetime.fromisoformat(Home(three).history()[-1]["ended"]) + timedelta(hours=5)
+        shown = CliRunner().invoke(app, ["learn", str(three), "--status"]).output
+        assert "ended, XYZ" in shown and ended.strftime("%d %b %H:%M") in shown
+        assert ended.strftime("%Y-%m-%d %H:%M XYZ") in render(Home(three))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_what_chance_would_keep_counts_epochs() -> None:
+    history = [{"clips": 10, "learnt": 10, "epochs": 1}, {"clips": 12, "learnt": 5, "epochs": 4}]
+    assert by_chance(60, history) == [20, 40] and by_chance(0, [{"clips": 0, "epochs": 1}]) == [0]
 
 
 def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,38 +336,3 @@ def test_a_full_disk_loses_nothing(three: Path, tmp_path: Path, monkeypatch: pyt
         learn(watching, more, clips=8, watch=when, console=Console(file=file, width=300))
     assert waited[:2] == [PAUSE] * 2 and (tmp_path / "said").read_text().count("waiting: ") == 1
     assert len({item.id for plan in Home(watching).plans()[3:] for item in plan.train}) == Home(other).plan(4).clips
-
-
-def test_an_index_and_its_server_notice_a_new_state(
-    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(translate, "LEAST", 4)
-    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
-    rollback(home, 2, quiet())
-    for seed in range(3):
-        write_video(videos / f"{seed}.mp4", seed=seed)
-    index = stella.Index(tmp_path / "index")
-    index.update(videos, model=home)
-    versions, old = Versions(index), stella.load(home).fingerprint
-    assert old == index.serving().fingerprint == translate.Measured.read(Home(home).round(2).embeddings).fingerprint
-    learn(home, sources, console=quiet())
-    new = stella.load(home).fingerprint
-    assert old != new == translate.Measured.read(Home(home).round(3).embeddings).fingerprint
-    now = versions.look()
-    assert now.weights and now.weights.fingerprint == old and "gone on learning (round 3)" in now.stale
-    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
-    assert found.hits[0].path == "0.mp4" and "found by vectors of another state of the learner" in found.note
-    Home(home).round(2).weights.unlink()  # as after --keep rounds
-    now = versions.look()
-    assert now.weights and now.weights.fingerprint == new  # queries are translated
-    attached = Attached(str(versions.home()))
-    tree = attached.tree()
-    assert tree["doing"] == "no learner is running"
-    with Home(home).locked():
-        assert attached.tree()["doing"] == "waiting for new clips"
-    assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
-    assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
-    with pytest.raises(HttpError, match="no such clip"):
-        attached.picture("../../home")
-    stella.Index(index.path).update(refresh=True)
-    assert index.state().stale == 0 and versions.look().stale == "" and index.search(videos / "0.mp4").note == ""

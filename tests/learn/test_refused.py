@@ -20,6 +20,9 @@ from stella.errors import StellaError
         (["--status", "in.tar"], "--status stands alone: stella learn .*home --status;"),
         (["--guard", "3", "--drop"], "--drop stands alone"),
         (["in", "--every", "5"], "--every 5 must be a number and a unit"),
+        (["in", "--guard", "inf"], "--guard inf must be a finite number; --guard 100 turns it off"),
+        (["in", "--effort", "inf"], "--effort inf must be a finite number"),
+        (["in", "--effort", "nan"], "--effort nan must be a finite number"),
         (["in.tar"], "in.tar is not a folder; give one of videos, shards or packed clips, or a tar archive of videos"),
     ],
 )

@@ -188,7 +188,45 @@ def test_without_a_translation_the_state_that_made_the_index_answers_while_it_is
     weights.touch()
     states = learner.states
     monkeypatch.setattr(module, "load", lambda what, device=None: states[1] if Path(what) == weights else states[2])
-    assert found(Index(index.path), videos) == before
+    (learner.home / "current").symlink_to("rounds/000003")
+    after, note = found(Index(index.path), videos)
+    assert after == before[0] and before[1] == ""
+    assert note.startswith("the learner has gone on learning (round 3); the query was embedded by the kept weights")
     weights.unlink()
     with pytest.raises(StellaError, match="embed all files again"):
         Index(index.path).search(videos / "a.mp4")
+
+
+def rolled_back(learner: Learner, monkeypatch: pytest.MonkeyPatch, common: bool) -> None:
+    """The last state is undone, as `stella learn HOME --rollback` does it. Its weights are kept."""
+    last = sorted(learner.home.glob("rounds/*"))[-1]
+    if not common:
+        Measured(learner.states[-1].fingerprint, [], torch.empty(0, DIM), torch.empty(0, DIM)).write(
+            last / "embeddings.pt"
+        )
+    (learner.home / "undone").mkdir()
+    undone = last.rename(learner.home / "undone" / f"{last.name}-0a1b2c")
+    (undone / "model.safetensors").touch()
+    (learner.home / "current").symlink_to(f"rounds/{len(learner.states) - 1:06d}")
+    *_, before, gone = learner.states
+    monkeypatch.setattr(module, "load", lambda what, device=None: gone if "undone" in str(what) else before)
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_after_a_rollback_the_index_answers_and_a_refresh_brings_it_back(
+    tmp_path: Path, learner: Learner, videos: Path, monkeypatch: pytest.MonkeyPatch, common: bool
+) -> None:
+    """By the state in use, translated, or else by the kept weights of the state that made the index."""
+    learner.learn()
+    index = Index(tmp_path / "index")
+    index.update(videos, model=learner.home)
+    before, _ = found(index, videos)
+    rolled_back(learner, monkeypatch, common)
+    after, note = found(Index(index.path), videos)
+    assert after == before and "--refresh" in note
+    by = "4 of 4 were found by vectors of another state" if common else "the query was embedded by the kept weights"
+    assert note.startswith(f"the learner went back to round 2; {by}")
+    assert index.state().stale == 6
+    index.update(refresh=True)
+    assert index.state().stale == 0 and found(Index(index.path), videos) == (before, "")
+    assert {row[1] for row in content(index.path)} == {"state 1"}

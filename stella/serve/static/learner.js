@@ -54,8 +54,8 @@ function curves(history) {
     svg.append(drawn("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), class: "tick" }));
     svg.append(drawn("text", { x: LEFT - 6, y: y(tick) + 4, class: "number" }, tick.toFixed(0)));
   }
-  for (const one of new Set([history[0].round, history.at(-1).round]))
-    svg.append(drawn("text", { x: x(one), y: HEIGHT - 4, class: "round" }, `round ${one}`));
+  for (const one of new Set([history[0].round, history.at(-1).round])) // the last one ends before the names begin
+    svg.append(drawn("text", { x: x(one), y: HEIGHT - 4, class: one > first ? "last" : "round" }, `round ${one}`));
   const ends = lines.map(([, , values]) => y(values.findLast((value) => value !== null)));
   lines.forEach(([name, kind, values], i) => {
     const points = values.map((value, n) => value === null ? null : [x(history[n].round), y(value)]).filter(Boolean);
@@ -68,7 +68,7 @@ function curves(history) {
 }
 
 function clip(one) {
-  const item = element("li"), words = `round ${one.round}, rank ${one.before} → ${one.after}`;
+  const item = element("li"), words = `rank ${one.before} → ${one.after}, round ${one.round}`;
   item.append(element("img", "", { src: `/api/learner/clips/${one.key}`, alt: "", loading: "lazy" }), element("b", one.name, { title: one.name }), element("small", words));
   return item;
 }

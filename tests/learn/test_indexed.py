@@ -1,0 +1,92 @@
+"""An index and its server, whose model is a learner."""
+
+from pathlib import Path
+
+import pytest
+from helpers.learning import SHARE, config_for, copy, packed, quiet
+from helpers.media_files import write_video
+
+import stella
+from stella.embed import translate
+from stella.learn.home import Home
+from stella.learn.loop import learn, rollback
+from stella.serve.answers import HttpError
+from stella.serve.learner import Attached
+from stella.serve.versions import Versions
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return packed(tmp_path_factory.mktemp("in"))
+
+
+@pytest.fixture(scope="module")
+def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A learner of three rounds. Tests that change it take a copy."""
+    home = tmp_path_factory.mktemp("learner") / "home"
+    for number, source in enumerate(sources):
+        new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
+        learn(home, [source], *new, console=quiet())
+    return home
+
+
+def test_an_index_and_its_server_notice_a_new_state(
+    three: Path, sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "LEAST", 4)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    rollback(home, 2, quiet())
+    for seed in range(3):
+        write_video(videos / f"{seed}.mp4", seed=seed)
+    index = stella.Index(tmp_path / "index")
+    index.update(videos, model=home)
+    versions, old = Versions(index), stella.load(home).fingerprint
+    assert old == index.serving().fingerprint == translate.Measured.read(Home(home).round(2).embeddings).fingerprint
+    learn(home, sources, console=quiet())
+    new = stella.load(home).fingerprint
+    assert old != new == translate.Measured.read(Home(home).round(3).embeddings).fingerprint
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == old and "gone on learning (round 3)" in now.stale
+    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
+    assert found.hits[0].path == "0.mp4" and "found by vectors of another state of the learner" in found.note
+    Home(home).round(2).weights.unlink()  # as after --keep rounds
+    now = versions.look()
+    assert now.weights and now.weights.fingerprint == new  # queries are translated
+    attached = Attached(str(versions.home()))
+    tree = attached.tree()
+    assert tree["doing"] == "no learner is running"
+    with Home(home).locked():
+        assert attached.tree()["doing"] == "waiting for new clips"
+    assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
+    assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
+    with pytest.raises(HttpError, match="no such clip"):
+        attached.picture("../../home")
+    assert index.state().stale == 3
+    stella.Index(index.path).update(refresh=True)
+    assert index.state().stale == 0 and versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
+
+
+@pytest.mark.parametrize("common", [4, 1000])
+def test_an_index_and_its_server_outlive_a_rollback(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, common: int
+) -> None:
+    """With as many clips set aside as a translation needs, and with fewer."""
+    monkeypatch.setattr(translate, "LEAST", common)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    for seed in range(3):
+        write_video(videos / f"{seed}.mp4", seed=seed)
+    index = stella.Index(tmp_path / "index")
+    index.update(videos, model=home)
+    versions, old = Versions(index), index.serving().fingerprint
+    rollback(home, 2, quiet())
+    for now in (versions.look(), Versions(index).now):  # a running server, and one that is started now
+        assert now.weights and now.weights.fingerprint == old == stella.load(now.weights.file).fingerprint
+        assert now.stale.startswith("the learner went back to round 2, and this index is of another version")
+    found = stella.Index(index.path).search(videos / "0.mp4", to="video")
+    assert found.hits[0].path == "0.mp4"
+    assert found.note.startswith("the learner went back to round 2; ")
+    assert ("was translated" if common == 4 else "by the kept weights") in found.note
+    assert index.state().stale == 3
+    stella.Index(index.path).update(refresh=True)
+    assert index.serving().fingerprint == stella.load(home).fingerprint and index.state().stale == 0
+    assert versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
