@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -204,6 +205,9 @@ def read_lines(path: Path) -> list[Line]:
 _locks: WeakSet[IO[str]] = WeakSet()  # all open ones, for forked children to close
 
 
+LEFT = 1.0  # seconds that a program which a killed holder was just starting may keep its lock
+
+
 @contextmanager
 def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path`; if another holds it, wait, or raise an error that names its process.
@@ -239,12 +243,17 @@ def in_use(path: Path) -> bool:
 
 
 def _locked(path: Path, wait: bool) -> IO[str]:
+    end = time.monotonic() + LEFT
     while True:
         file = path.open("a+", encoding="utf-8", errors="replace")
         _locks.add(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            if not in_use(path) and time.monotonic() < end:
+                file.close()
+                time.sleep(0.01)
+                continue
             with file:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"

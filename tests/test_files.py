@@ -1,5 +1,6 @@
 """Whole files, lines and locks, where processes are killed and disks are full."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -165,6 +166,25 @@ def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
             pass
         assert held_by_another(path)  # a refusal releases nothing
     assert seen == [True] and not held_by_another(path)
+
+
+def test_what_a_killed_holder_leaves_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that it was starting has its open file until it runs."""
+    path = tmp_path / "lock"
+    path.write_text(f"{2**22 + 1}\n")  # no process has this number
+    with path.open() as left:
+        fcntl.flock(left, fcntl.LOCK_EX)
+        threading.Timer(0.2, left.close).start()
+        with lock(path):
+            assert left.closed
+    monkeypatch.setattr(files, "LEFT", 0.05)
+    path.write_text(f"{2**22 + 1}\n")
+    with path.open() as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        with pytest.raises(StellaError, match=f"in use by process {2**22 + 1}"), lock(path):
+            pass
 
 
 def test_one_can_see_whether_a_lock_is_held(tmp_path: Path) -> None:
