@@ -203,9 +203,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 _locks: WeakSet[IO[str]] = WeakSet()  # all open ones, for forked children to close
-
-
-LEFT = 1.0  # seconds that a program which a killed holder was just starting may keep its lock
+LEFT = 1.0  # seconds to wait for a lock whose holder was killed: a child that it was just starting may still have it
 
 
 @contextmanager

@@ -10,8 +10,9 @@ states that were rolled back are in HOME/undone.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -65,35 +66,47 @@ def is_learner(name: Path | str) -> bool:
     return (Path(name) / "home.json").is_file()
 
 
-def in_use(home: Path | str) -> str:
+def state_in_use(home: Path | str) -> str:
     """The fingerprint of a learner's state in use; empty if it is not known."""
     try:
-        return Measured.read(Path(home) / "current" / "embeddings.pt").fingerprint
+        return _fingerprint(Path(home) / "current" / "embeddings.pt")
     except OSError:
         return ""
 
 
 def moved(home: Path | str, fingerprint: str) -> str:
     """Where a learner went from a state that is not in use any more, in words."""
-    back = {path.parts[-3] for path, found in _states(home) if found.fingerprint == fingerprint} == {"undone"}
     number = int((Path(home) / "current").readlink().name)
-    return f"the learner went back to round {number}" if back else f"the learner has gone on learning (round {number})"
+    back = any(_fingerprint(path) == fingerprint for path in Path(home).glob("undone/*/embeddings.pt"))
+    if back and not any(_fingerprint(path) == fingerprint for path in Path(home).glob("rounds/*/embeddings.pt")):
+        return f"the learner went back to round {number}"
+    return f"the learner has gone on learning (round {number})"
 
 
 def kept_weights(home: Path | str, fingerprint: str) -> Path | None:
     """The weights of a state of a learner, which keeps those of its last rounds; None if they are gone."""
-    for path, found in _states(home):
+    for path in _states(home):
         file = path.with_name("model.safetensors")
-        if found.fingerprint == fingerprint and file.exists():
+        if file.exists() and _fingerprint(path) == fingerprint:
             return file
     return None
 
 
-def _states(home: Path | str) -> Iterator[tuple[Path, Measured]]:
-    """What each state of a learner has embedded, by file: later rounds first, also those that were rolled back."""
+def _fingerprint(path: Path) -> str:
+    """Of the state that embedded what is in this file, which is read once."""
+    status = path.stat()
+    return _read_fingerprint(path.resolve(), status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _read_fingerprint(path: Path, mtime: int, size: int) -> str:
+    return Measured.read(path).fingerprint
+
+
+def _states(home: Path | str) -> list[Path]:
+    """The files of what each state of a learner has embedded: later rounds first, also those that were rolled back."""
     paths = [path for folder in ("rounds", "undone") for path in Path(home).glob(f"{folder}/*/embeddings.pt")]
-    for path in sorted(paths, key=lambda path: path.parts[-2], reverse=True):
-        yield path, Measured.read(path)
+    return sorted(paths, key=lambda path: path.parts[-2], reverse=True)
 
 
 def translation(home: Path | str, query: str, to: str) -> Tensor:
@@ -103,7 +116,7 @@ def translation(home: Path | str, query: str, to: str) -> Tensor:
     states between them.
     """
     between: list[Measured] = []  # from the later of the two states back to the earlier one
-    for _, found in _states(home):
+    for found in map(Measured.read, _states(home)):
         if between or found.fingerprint in (query, to):
             between.append(found)
         # a round that trained on nothing has measured the same state again

@@ -288,7 +288,7 @@ class Session:
             self._wait(wait)
             before = {Path(item.root, item.path): signature for item, signature in found}
             found = self._scan(seen)
-            new = [item for item, now in found if not now or before.get(Path(item.root, item.path)) == now]
+            new = [item for item, after in found if not after or before.get(Path(item.root, item.path)) == after]
             if left := len(found) - len(new):
                 self.learner.say(f"{number_of(left, 'video')} changed meanwhile, left for the next call", "yellow")
         self._keep_stamps()

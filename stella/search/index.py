@@ -20,7 +20,7 @@ from torch import Tensor
 from stella import embed
 from stella.data.prepare import progress_bar
 from stella.embed import Model
-from stella.embed.translate import in_use, kept_weights, moved
+from stella.embed.translate import kept_weights, moved, state_in_use
 from stella.errors import StellaError
 from stella.files import lock
 from stella.search import asked as asked_for
@@ -192,7 +192,7 @@ class Index:
         hits, exact, note = self._read(lambda c: self._nearest(c, asked, k, target, path, label, merge, faiss))
         seconds = time.perf_counter() - began
         serving = self.serving()
-        if asked.file and hits and in_use(serving.origin) not in ("", serving.fingerprint):
+        if asked.file and hits and state_in_use(serving.origin) not in ("", serving.fingerprint):
             note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.path)}"
         return Found(asked, target, hits, exact, note, seconds)
 

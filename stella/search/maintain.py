@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from stella.data.skipped import in_words
 from stella.embed import Model
-from stella.embed.translate import in_use, is_learner, translation
+from stella.embed.translate import is_learner, state_in_use, translation
 from stella.errors import StellaError, number_of
 from stella.search.asked import clear
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
@@ -249,7 +249,7 @@ def state(catalogue: Catalogue) -> State:
                 (target.id if target else None,),
             )
         )
-        newest = target.fingerprint if target else serving and (in_use(serving.origin) or serving.fingerprint)
+        newest = target.fingerprint if target else serving and (state_in_use(serving.origin) or serving.fingerprint)
         (stale,) = db.execute(
             "SELECT count(*) FROM files WHERE state = 'ok' AND NOT EXISTS (SELECT 1 FROM windows JOIN shards "
             "ON shards.id = shard JOIN models ON models.id = model WHERE file = files.id AND fingerprint = ?)",
