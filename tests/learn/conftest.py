@@ -2,10 +2,13 @@
 written just now are whole."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from helpers.learning import SHARE, config_for, packed, quiet
 
 from stella.learn import loop
+from stella.learn.loop import learn
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +17,18 @@ def _no_page() -> Iterator[None]:
         patch.setattr(loop, "write_page", lambda home: None)
         patch.setattr(loop, "SETTLE", 0.0)
         yield
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return packed(tmp_path_factory.mktemp("in"))
+
+
+@pytest.fixture(scope="session")
+def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A learner of three rounds. Tests that change it take a copy."""
+    home = tmp_path_factory.mktemp("learner") / "home"
+    for number, source in enumerate(sources):
+        new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
+        learn(home, [source], *new, console=quiet())
+    return home

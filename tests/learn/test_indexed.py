@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.learning import SHARE, config_for, copy, packed, quiet
+from helpers.learning import copy, quiet
 from helpers.media_files import write_video
 
 import stella
@@ -13,21 +13,6 @@ from stella.learn.loop import learn, rollback
 from stella.serve.answers import HttpError
 from stella.serve.learner import Attached
 from stella.serve.versions import Versions
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return packed(tmp_path_factory.mktemp("in"))
-
-
-@pytest.fixture(scope="module")
-def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A learner of three rounds. Tests that change it take a copy."""
-    home = tmp_path_factory.mktemp("learner") / "home"
-    for number, source in enumerate(sources):
-        new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
-        learn(home, [source], *new, console=quiet())
-    return home
 
 
 def test_an_index_and_its_server_notice_a_new_state(
@@ -90,3 +75,13 @@ def test_an_index_and_its_server_outlive_a_rollback(
     stella.Index(index.path).update(refresh=True)
     assert index.serving().fingerprint == stella.load(home).fingerprint and index.state().stale == 0
     assert versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
+
+
+def test_a_search_reads_no_state_again(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds of rounds."""
+    write_video(tmp_path / "videos" / "0.mp4")
+    index = stella.Index(tmp_path / "index")
+    index.update(tmp_path / "videos", model=three)
+    index.search(tmp_path / "videos" / "0.mp4")
+    monkeypatch.setattr(translate.Measured, "read", lambda path: pytest.fail(f"{path} is read again"))
+    assert index.search(tmp_path / "videos" / "0.mp4").hits

@@ -12,7 +12,7 @@ import pytest
 from helpers import learn_kill
 from helpers.disk import small_disk
 from helpers.dying import killed
-from helpers.learning import SHARE, config_for, copy, packed, quiet, state, trained_on
+from helpers.learning import config_for, copy, packed, quiet, state, trained_on
 from helpers.small import same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
@@ -33,21 +33,6 @@ from stella.learn.round import Learner
 from stella.model import weights
 from stella.runs.loop import pretrain
 from stella.train.checkpoint import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return packed(tmp_path_factory.mktemp("in"))
-
-
-@pytest.fixture(scope="module")
-def three(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A learner of three rounds. Tests that change it take a copy."""
-    home = tmp_path_factory.mktemp("learner") / "home"
-    for number, source in enumerate(sources):
-        new = (config_for(source, method="stella"), SHARE) if number == 0 else (None, None)
-        learn(home, [source], *new, console=quiet())
-    return home
 
 
 def test_rounds_end_where_one_run_over_the_same_tasks_ends(

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers.learning import SHARE, config_for, copy, packed, quiet, state, trained_on
+from helpers.learning import SHARE, config_for, copy, quiet, state, trained_on
 from helpers.small import same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
@@ -20,11 +20,6 @@ from stella.learn.round import Learner
 from stella.runs.loop import pretrain, resume
 from stella.train.checkpoint import Checkpoints
 from stella.train.trainer import Trainer
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return packed(tmp_path_factory.mktemp("in"))
 
 
 @pytest.fixture(scope="module")
