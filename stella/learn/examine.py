@@ -26,7 +26,7 @@ class Examiner:
         self._ready: dict[str, Batch] = {}  # one clip each, by key
 
     def read(self, held: HeldOut) -> None:
-        """Read the clips to measure with that are not there since the last time, and forget all others."""
+        """Read the clips to measure with, unless they are there since the last time. Forget all others."""
         self._ready = {key: self._ready[key] for key in held.keys if key in self._ready}
         for keys in _in_batches(held.keys):
             if len(self._ready) < READY:

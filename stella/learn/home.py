@@ -260,7 +260,7 @@ class Home:
 
     @property
     def in_use(self) -> str:
-        """In words."""
+        """Which round is in use, in words."""
         return f"round {self.current} is in use" if self.current else "no round is in use yet"
 
     def round(self, number: int) -> RoundFolder:
