@@ -35,8 +35,8 @@ from stella.model import weights
 from stella.runs import loop
 
 EPOCHS, EVAL = 3, 80
-OTHER = 100  # added to the seeds of runs
-FIELDS = ("seed", "method", "given", "A", "F", "steps")
+OTHER = 100  # added to the seeds of runs; nothing was chosen on them
+FIELDS = ("own_seed", "method", "given", "A", "F", "steps")
 
 
 def values(method: str, seed: int) -> list[str]:
@@ -99,7 +99,7 @@ def main() -> None:
                 ends["one run", OTHER + seed] = one_run(given.work, method, OTHER + seed, home, folders)
                 for (how, own), end in ends.items():
                     figures = {"A": f"{end['A']:.2f}", "F": f"{end['F']:.2f}", "steps": end["steps"]}
-                    row = {"seed": own, "method": method, "given": how, **figures}
+                    row = {"own_seed": own, "method": method, "given": how, **figures}
                     table.writerow(row | {"commit": commit, "version": stella.__version__})
                     file.flush()
 
