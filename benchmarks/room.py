@@ -81,10 +81,17 @@ class Worker:
     """Runs of the plan until none is left or the time is over; a failed one is reported and left out."""
 
     def __init__(
-        self, plan: list[Run], shared: Shared, out: Path, seconds: float, runs: Path | None, alike: bool = False
+        self,
+        plan: list[Run],
+        shared: Shared,
+        out: Path,
+        seconds: float,
+        runs: Path | None,
+        alike: bool = False,
+        part: float = 1.0,
     ) -> None:
         self.shared, self.out, self.runs, self.end = shared, out, runs, time.monotonic() + seconds
-        self.alike = alike
+        self.alike, self.part = alike, part
         self.waiting, self.jobs = list(enumerate(plan)), list[tuple[int, Job]]()
         self.took: dict[str, float] = {}  # seconds of the last run of each method
         self.tries: Counter[int] = Counter()
@@ -109,8 +116,11 @@ class Worker:
         return next((at for at, (_, run) in enumerate(self.waiting) if kind_of(run) in made), 0)
 
     def _begin(self, number: int, run: Run) -> None:
-        """Claim a run, unless another process has or too little time is left."""
-        needed = 0.9 * self.took.get(run["set"][0], min(self.took.values(), default=0.0))
+        """Claim a run, unless another process has or too little time is left.
+
+        Towards the end processes stop one after the other, and the rest become faster: the first needs least time.
+        """
+        needed = 0.9 * self.part * self.took.get(run["set"][0], min(self.took.values(), default=0.0))
         if self.end - time.monotonic() < needed:
             return
         try:
@@ -168,11 +178,18 @@ def _ticked(job: Job) -> Run | bool | Exception:
 
 
 def work(
-    plan: list[Run], shared: Shared, out: Path, at_a_time: int, seconds: float, runs: Path | None, alike: bool
+    part: float,
+    plan: list[Run],
+    shared: Shared,
+    out: Path,
+    at_a_time: int,
+    seconds: float,
+    runs: Path | None,
+    alike: bool,
 ) -> None:
     """In a process of its own."""
     room_variants.register()
-    Worker(plan, shared, out, seconds, runs, alike).work(at_a_time)
+    Worker(plan, shared, out, seconds, runs, alike, part).work(at_a_time)
 
 
 def work_in_processes(
@@ -185,7 +202,7 @@ def work_in_processes(
     context = torch.multiprocessing.get_context("spawn")
     left = seconds - (time.monotonic() - began)
     given = (plan, shared, out, at_a_time, left, runs, alike)
-    workers = [context.Process(target=work, args=given) for _ in range(processes)]
+    workers = [context.Process(target=work, args=(n / processes, *given)) for n in range(1, processes + 1)]
     for worker in workers:
         worker.start()
     for worker in workers:
