@@ -137,26 +137,17 @@ def grow(
 
     Larger inputs change what it computes: positions are interpolated.
     """
-    import torch
+    from stella.model.grow import grown, grown_config
+    from stella.model.weights import inputs_for, read_config, save
 
-    from stella.model.grow import grow as grown
-    from stella.model.grow import grown_config
-    from stella.model.weights import inputs_for, load, save
-    from stella.rng import generator
-
-    found = load(file)
-    config = grown_config(found.model.config, preset, image_size=image_size, spec_frames=spec_frames)
+    was = read_config(file)
+    config = grown_config(was, preset, image_size=image_size, spec_frames=spec_frames)
+    found = grown(file, config, seed)
     inputs = found.inputs
     if image_size or spec_frames:
-        inputs = (inputs or inputs_for(found.model.config)).resized(config.image_size, config.spec_frames)
-    torch.manual_seed(seed)  # of the initial values of new blocks
-    model, avm = grown(found.model, found.avm, config, generator(seed, "grow"))
-    save(out, model, avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)
-    sizes = [
-        sum(p.numel() for part in each if part for p in part.parameters())
-        for each in ((found.model, found.avm), (model, avm))
-    ]
-    say(f"{out}: {sizes[0]:,} parameters became {sizes[1]:,}. Train on with model.weights={out}")
+        inputs = (inputs or inputs_for(was)).resized(config.image_size, config.spec_frames)
+    save(out, found.model, found.avm, {"grown_from": str(file), "preset": preset, "seed": seed}, inputs)
+    say(f"{out}: {found.notes[-1]}. Train on with model.weights={out}")
 
 
 def bench(

@@ -10,6 +10,7 @@ For larger inputs tables of positions are interpolated. That does change what th
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from stella.errors import ConfigError
 from stella.model.avm import AVM
 from stella.model.cav import CAV, CAVConfig, preset
+from stella.model.weights import Loaded, load
+from stella.rng import generator
 
 # Axes made of several pieces (queries, keys and values; audio and video), each of which is copied in its place.
 _PIECES = {"qkv.weight": (3, 1), "qkv.bias": (3,), "dense.weight": (2, 2), "dense.bias": (2,), "fc.weight": (1, 2)}
@@ -28,6 +31,14 @@ def grown_config(config: CAVConfig, name: str, **sizes: int | None) -> CAVConfig
     """The sizes of a preset, for the inputs of a model that is to grow into it or for others; refused if it cannot."""
     inputs = ("image_size", "patch_size", "frames", "spec_frames", "mel_bins")
     big = preset(name, **{size: sizes.get(size) or getattr(config, size) for size in inputs})
+    if big == replace(config, eps=big.eps):
+        raise ConfigError(f"the model is {name} already; choose a larger one, or larger inputs")
+    check_grows(config, big)
+    return replace(big, eps=config.eps)
+
+
+def check_grows(config: CAVConfig, big: CAVConfig) -> None:
+    """Refuse sizes that a model cannot grow into; its own and those for other inputs are fine."""
     wider = {"dim": "heads", "dec_dim": "dec_heads"}
     fits = all(
         getattr(big, dim) % getattr(config, dim) == 0
@@ -35,18 +46,15 @@ def grown_config(config: CAVConfig, name: str, **sizes: int | None) -> CAVConfig
         for dim, heads in wider.items()
     )
     deeper = big.dec_depth >= config.dec_depth and big.fusion_from >= config.fusion_from
-    if big == replace(config, eps=big.eps):
-        raise ConfigError(f"the model is {name} already; choose a larger one, or larger inputs")
     if not fits or not deeper or _fusion(big) < _fusion(config):
         raise ConfigError(
             f"a model of width {config.dim} and {config.dec_dim} with {config.heads} and {config.dec_heads} heads "
-            f"cannot grow into {name} ({big.dim} and {big.dec_dim}, {big.heads} and {big.dec_heads} heads): widths "
+            f"cannot grow into one of {big.dim} and {big.dec_dim} with {big.heads} and {big.dec_heads} heads: widths "
             "must be multiples with heads of the same width, and no stack of blocks may be shorter; choose another"
         )
-    return replace(big, eps=config.eps)
 
 
-def grow(model: CAV, avm: AVM | None, config: CAVConfig, generator: torch.Generator) -> tuple[CAV, AVM | None]:
+def grow(model: CAV, avm: AVM | None, config: CAVConfig, draw: torch.Generator) -> tuple[CAV, AVM | None]:
     """The model and its matching module in the sizes of `grown_config`."""
     big = CAV(config)
     for stack in _STACKS:
@@ -56,16 +64,28 @@ def grow(model: CAV, avm: AVM | None, config: CAVConfig, generator: torch.Genera
                 for last in (new[index].attn.proj, new[index].mlp.fc2):
                     nn.init.zeros_(last.weight)
                     nn.init.zeros_(last.bias)
-    _fill(model, big, generator)
+    _fill(model, big, draw)
     if avm is None:
         return big, None
     big_avm = AVM(config.dim, avm.heads * (config.dim // avm.dim), avm.beta, config.eps)
-    _fill(avm, big_avm, generator)
+    _fill(avm, big_avm, draw)
     return big, big_avm
 
 
+def grown(file: Path | str, config: CAVConfig, seed: int) -> Loaded:
+    """The model of a weight file in other sizes, with its matching module."""
+    found = load(file)
+    torch.manual_seed(seed)  # of the initial values of new blocks
+    model, avm = grow(found.model, found.avm, config, generator(seed, "grow"))
+    was, now = (
+        sum(p.numel() for part in each if part for p in part.parameters())
+        for each in ((found.model, found.avm), (model, avm))
+    )
+    return Loaded(model, avm, found.extra, [*found.notes, f"{was:,} parameters became {now:,}"], found.inputs)
+
+
 @torch.no_grad()
-def _fill(small: nn.Module, big: nn.Module, generator: torch.Generator) -> None:
+def _fill(small: nn.Module, big: nn.Module, draw: torch.Generator) -> None:
     """Widen each tensor of `small` into its place in `big`."""
     state = _placed(small, big) if isinstance(small, CAV) and isinstance(big, CAV) else small.state_dict()
     lengths = {stack: len(getattr(small, stack, ())) for stack in _STACKS}
@@ -78,7 +98,7 @@ def _fill(small: nn.Module, big: nn.Module, generator: torch.Generator) -> None:
                 continue
             origin = f"{found[1]}.{index}.{found[3]}"
         pieces = next((each for end, each in _PIECES.items() if name.endswith(end)), (1,) * target.dim())
-        target.copy_(_widened(state[origin], target.shape, pieces, name in linear, generator))
+        target.copy_(_widened(state[origin], target.shape, pieces, name in linear, draw))
 
 
 def _placed(small: CAV, big: CAV) -> dict[str, Tensor]:
@@ -93,9 +113,7 @@ def _placed(small: CAV, big: CAV) -> dict[str, Tensor]:
     return state
 
 
-def _widened(
-    tensor: Tensor, shape: torch.Size, pieces: tuple[int, ...], linear: bool, generator: torch.Generator
-) -> Tensor:
+def _widened(tensor: Tensor, shape: torch.Size, pieces: tuple[int, ...], linear: bool, draw: torch.Generator) -> Tensor:
     """Copies along every axis; of a linear layer's weight [out, in], random shares along the second."""
     for axis, (size, count) in enumerate(zip(shape, pieces, strict=True)):
         copies = size // tensor.shape[axis]
@@ -103,7 +121,7 @@ def _widened(
         apart = tensor.reshape(*before, count, -1, *after)
         wide = torch.stack([apart] * copies, axis + 1)  # […, pieces, copies, features, …]
         if linear and axis == 1:
-            shares = torch.rand(wide.shape, generator=generator, dtype=wide.dtype) + 0.5
+            shares = torch.rand(wide.shape, generator=draw, dtype=wide.dtype) + 0.5
             wide = wide * shares / shares.sum(axis + 1, keepdim=True)
         tensor = wide.flatten(axis, axis + 2)
     return tensor

@@ -173,6 +173,12 @@ def read_inputs(name: Path | str) -> Inputs | None:
     return (_inputs(header) or inputs_for(build(CAVConfig, header["config"]))) if header else None
 
 
+def read_config(name: Path | str) -> CAVConfig:
+    """The sizes of a weight file's model; of files of others, which do not say, the paper's (`base`)."""
+    header = _read_header(find(name))
+    return build(CAVConfig, header["config"]) if header else PRESETS["base"]
+
+
 def inputs_for(config: CAVConfig) -> Inputs:
     """The inputs of a model of which only the sizes are known."""
     return derived(config.image_size, config.spec_frames, config.frames, config.mel_bins)
@@ -209,7 +215,7 @@ def check_fits(name: Path | str, config: CAVConfig) -> None:
         raise WeightsError(
             f"{path.name} does not fit this run: {'; '.join(changed)}; leave out model.preset and the sizes of model "
             "and data, which follow from the weights (clips are packed for them with stella pack … model.weights="
-            f"{name}), make a larger model of them (stella grow), or choose others"
+            f"{name}), make a larger model of them (model.grow=true), or choose others"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 
 import torch
 
@@ -13,7 +14,9 @@ from stella.data.tasks import Tasks
 from stella.errors import ConfigError, StellaError
 from stella.methods import Method
 from stella.model import weights
+from stella.model.avm import AVM
 from stella.model.cav import CAV
+from stella.model.grow import check_grows, grown
 from stella.peers import ALONE, Peers
 from stella.runs.config import RunConfig, machine, model_config
 from stella.train.device import free_bytes
@@ -31,7 +34,10 @@ def check(config: RunConfig, started: bool = False, unbounded: bool = False, pee
     sizes, own = model_config(config), build(method.Config, config.args, "args.")
     method.check(sizes, own, config.objective)
     if config.model.weights and not started:
-        weights.check_fits(config.model.weights, sizes)
+        if config.model.grow:
+            check_grows(weights.read_config(config.model.weights), sizes)
+        else:
+            weights.check_fits(config.model.weights, sizes)
     columns = method.stored_columns(sizes, own, config.memory)
     device = machine(config.train).device
     if columns is not None:
@@ -72,11 +78,27 @@ def build_method(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         model = CAV(model_config(config)).to(device)
-        file = config.model.weights if initial else None
-        notes = weights.load_into(file, model) if file else []
+        load = _loader(config) if initial else None
+        notes = load(model, None) if load else []
         method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed, most)
         method = method.to(device)
-        if file and method.avm is not None:
-            notes = weights.load_into(file, model, method.avm)
+        if load and method.avm is not None:
+            notes = load(model, method.avm)
         tell(notes)
         return method
+
+
+def _loader(config: RunConfig) -> Callable[[CAV, AVM | None], list[str]] | None:
+    """Fills a model and a matching module with the initial weights, if there are any; returns notes."""
+    file = config.model.weights
+    if not file or not config.model.grow:
+        return partial(weights.load_into, file) if file else None
+    found = grown(file, model_config(config), config.seed)
+
+    def fill(model: CAV, avm: AVM | None) -> list[str]:
+        model.load_state_dict(found.model.state_dict())
+        if avm is not None and found.avm is not None:
+            avm.load_state_dict(found.avm.state_dict())
+        return found.notes
+
+    return fill

@@ -32,6 +32,7 @@ class ModelConfig:
 
     preset: str | None = None  # tiny, small, base or large; none: that of the weights, or tiny
     weights: str | None = None  # initial weights: a shipped name, a finished run, or a file that `stella weights` reads
+    grow: bool = False  # make the weights' model into this larger one, or one for larger clips, as `stella grow` does
     image_size: int | None = None  # pixels; none: the data's
     spec_frames: int | None = None  # time steps of the spectrogram; none: the data's
     frames: int | None = None  # video frames of a clip; none: the data's

@@ -49,6 +49,7 @@ BASES = {
     **dict.fromkeys(("scenes", "why", "fast", "scoring"), ON_SCENES),
     **dict.fromkeys(("room", "table1", "sampling"), ROOM),
     "table1-small": ("small", "base-wide-small", *ROOM[2:]),
+    "table1-full": ("small", "base-wide-small", 3200, 960, 64, 6, 176_650_000, 5e-4, 20, "auto", "off"),
     "stella++": ("tiny", "base-tiny", 800, 240, 106, 6, 71_939_200, 5e-4, 20, "auto", "off"),
     "base-tiny": ("tiny", None, 24000, 480, 256, 56, None, 1e-3, 300, "float32", "off"),
     "base-small": ("small", None, 48000, 480, 256, 36, None, 1e-3, 300, "bfloat16", "auto"),

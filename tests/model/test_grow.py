@@ -8,13 +8,16 @@ import torch
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.errors import ConfigError
+from stella.errors import ConfigError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
+from stella.experiments.recipe import run_config
 from stella.model.avm import AVM, Pairs, match, score
 from stella.model.cav import CAV, PRESETS, CAVConfig, split_by_noise
 from stella.model.grow import grow, grown_config
 from stella.model.weights import inputs_for, load, save
 from stella.rng import generator
+from stella.runs.build import build_method, check
+from stella.runs.config import settle
 from stella.selection import importance
 
 SIZES = {"image_size": 32, "spec_frames": 32, "mel_bins": 32, "frames": 2}
@@ -120,9 +123,9 @@ def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
     ("sizes", "message"),
     [
         (PRESETS["small"], "is small already"),
-        (PRESETS["base"], "cannot grow into small"),
-        (replace(PRESETS["tiny"], heads=6), "cannot grow into small"),
-        (replace(PRESETS["tiny"], dec_depth=5), "cannot grow into small"),
+        (PRESETS["base"], "cannot grow into one of 192"),
+        (replace(PRESETS["tiny"], heads=6), "cannot grow into one of 192"),
+        (replace(PRESETS["tiny"], dec_depth=5), "cannot grow into one of 192"),
     ],
     ids=["the same", "larger", "other heads", "deeper"],
 )
@@ -152,3 +155,38 @@ def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
     )
     assert wide.model.config.image_size == 64 and wide.inputs is not None
     assert wide.inputs == replace(inputs, pixels=64, size=round(64 * inputs.size / inputs.pixels))  # else as before
+
+
+LARGER = [
+    "model.preset=small",
+    "model.weights=base-tiny",
+    "data.size=scenes-full",
+    "train.device=cpu",
+    "memory.clips=4",
+]
+
+
+def test_a_run_begins_with_weights_that_it_grows(tmp_path: Path) -> None:
+    """As with the file of the command, new blocks and all."""
+    out, sizes = tmp_path / "grown.safetensors", ["--image-size", "224", "--spec-frames", "1024", "--seed", "3"]
+    CliRunner().invoke(app, ["grow", "base-tiny", str(out), *sizes], catch_exceptions=False)
+    config, notes = settle(run_config(None, [*LARGER, "method=stella", "model.grow=true", "seed=3"])), list[str]()
+    check(config)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    method = build_method(config, torch.device("cpu"), tell=notes.extend)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    file = load(out)
+    assert file.avm is not None and method.avm is not None
+    for one, other in ((method.model, file.model), (method.avm, file.avm)):
+        assert all(torch.equal(mine, other.state_dict()[name]) for name, mine in one.state_dict().items())
+    assert "parameters became" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("model.grow=false", "model.grow=true"), ("model.preset=base", "cannot grow into one of 768")],
+)
+def test_a_run_that_cannot_take_its_weights_is_refused(value: str, message: str) -> None:
+    with pytest.raises(StellaError, match=message):
+        check(settle(run_config(None, [*LARGER, "method=er", "model.grow=true", value])))
