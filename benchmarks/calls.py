@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--methods", nargs="+", default=["stella", "er"])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--clips", type=int, default=200, help="of a task")
     parser.add_argument("--out", type=Path, default=Path("results/learner/calls.csv"))
     given = parser.parse_args()
@@ -93,7 +94,7 @@ def main() -> None:
         table = csv.DictWriter(file, (*FIELDS, "commit", "version"))
         table.writeheader()
         for method in given.methods:
-            for seed in range(given.seeds):
+            for seed in range(given.first, given.first + given.seeds):
                 home = Home(given.work / f"{method}-{seed}" / "home")
                 ends = {("six calls", seed): six_calls(home, method, seed, folders)}
                 ends["one run", OTHER + seed] = one_run(given.work, method, OTHER + seed, home, folders)
