@@ -16,7 +16,7 @@ from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
 from stella.learn.home import ENDS, Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone, is_there
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
@@ -108,9 +108,9 @@ def learn(
     home, console = Home(root), console or Console()
     roots = [str(Path(source).absolute()) for source in sources]
     for source in roots:
-        if not watch or Path(source).exists():
+        if not watch or is_there(source):
             check_source(source)
-    with home.locked(), Stop() as stop, _full_disk_explained(home.root):
+    with home.locked(), Stop() as stop, _explained(home.root):
         _opened(home, config, settings, run)
         if run is not None:
             say(console, _taken(home, run))
@@ -220,7 +220,8 @@ class Session:
             work()
             return True
         except GoneError as error:
-            self._say_once(f"waiting: {error}")
+            give_up = f"to give the round up, stop this process and run stella learn {self.home.root} --drop"
+            self._say_once(f"waiting: {error}, and round {self.home.next.number} needs it; {give_up}")
         except (OSError, StellaError) as error:
             if (cause := _full(error)) is None:
                 raise
@@ -258,27 +259,27 @@ class Session:
         self.scanner.problems.clear()
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
-            if self._is_away(root):
+            if gone(root):
                 continue
             for item, signature in self.scanner.scan(root, seen):
                 found.setdefault(item.content or item.id, (item, signature))
         return list(found.values())
 
-    def _is_away(self, root: str) -> bool:
-        """Whether a folder is not there or is empty, as one that is not mounted; said when that changes."""
-        away = gone(root)
-        if away and root not in self._away:
-            self._away.add(root)
-            there = Path(root).exists()
-            line = "is empty; if it should not be, mount it" if there else "is not there; mount it, or start without it"
+    def _tell_away(self) -> None:
+        """Say which folders are not there or are empty, as those that are not mounted, when that changes."""
+        away = {root for root in self.roots if gone(root)}
+        for root in sorted(away - self._away):
+            empty = "is empty; if it should not be, mount it"
+            line = empty if is_there(root) else "is not there; mount it, or start without it"
             self.learner.say(f"waiting: {root} {line}", "yellow")
-        elif not away and root in self._away:
-            self._away.remove(root)
+        for root in sorted(self._away - away):
             self.learner.say(f"{root} is back")
-        return away
+        self._away = away
 
     def _whole(self, seen: Seen) -> list[Item]:
         """The new items. Files that have just changed are waited for once; those that go on changing are left."""
+        for root in filter(gone, self.roots):
+            self.learner.say(f"{root} is empty: skipped; if it should not be, mount it", "yellow")
         found, now = self._scan(seen), time.time()
         youngest = min((now - signature[1] / 1e9 for _, signature in found if signature), default=SETTLE)
         new = [item for item, _ in found]
@@ -301,6 +302,7 @@ class Session:
 
     def _settled(self, seen: Seen, seconds: float) -> list[Item]:
         """The new items that are not being written, in the order in which they came."""
+        self._tell_away()
         now, found = time.monotonic(), self._scan(seen)
         for problem in self.scanner.problems:
             self._say_once(problem)
@@ -361,9 +363,15 @@ def _full(error: BaseException | None) -> OSError | None:
 
 
 @contextmanager
-def _full_disk_explained(root: Path) -> Iterator[None]:
+def _explained(root: Path) -> Iterator[None]:
+    """What to do about a disk that is full or gone."""
     try:
         yield
+    except GoneError as error:
+        raise StellaError(
+            f"{error}; bring it back and run the same command again, or go on without this round: "
+            f"stella learn {root} --drop"
+        ) from error
     except (OSError, StellaError) as error:
         if (cause := _full(error)) is None:
             raise
