@@ -1,9 +1,7 @@
 """`stella learn`: go on from a learner's state with whatever is new, now or as it arrives."""
 
-import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ from stella import methods
 from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
+from stella.learn.disks import explained, full
 from stella.learn.home import ENDS, Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone, is_there
 from stella.learn.page import write_page
@@ -110,7 +109,7 @@ def learn(
     for source in roots:
         if not watch or is_there(source):
             check_source(source)
-    with home.locked(), Stop() as stop, _explained(home.root):
+    with home.locked(), Stop() as stop, explained(home.root):
         _opened(home, config, settings, run)
         if run is not None:
             say(console, _taken(home, run))
@@ -130,7 +129,7 @@ def learn(
             return Outcome(session.rounds, 128 + stop.signal)
         except KeptApartError as error:
             session.learner.say(str(error), "bold red")
-            write_page(home)
+            session.write_page()
             return Outcome(session.rounds, KEPT_APART)
         session.draw()
         if not watch and session.rounds and not any(learnt(each) or each["set_aside"] for each in session.rounds):
@@ -169,6 +168,7 @@ class Session:
         self._told: set[str] = set()
         self._away: set[str] = set()  # folders that are not there, or empty
         self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
+        self._later = 0.0  # when it may be tried again, if it could not be written
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
@@ -199,7 +199,7 @@ class Session:
             if self.home.next.plan.exists() or due:
                 if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()
-                    seen = self.home.seen()
+                seen = self.home.seen()  # also if it failed: its clips may be those of a round by then
                 continue
             if not self._attempt(self.learner.settle):
                 continue
@@ -223,7 +223,7 @@ class Session:
             give_up = f"to give the round up, stop this process and run stella learn {self.home.root} --drop"
             self._say_once(f"waiting: {error}, and round {self.home.next.number} needs it; {give_up}")
         except (OSError, StellaError) as error:
-            if (cause := _full(error)) is None:
+            if (cause := full(error)) is None:
                 raise
             self._say_once(
                 f"waiting: {self.home.root} cannot be written ({cause.strerror}); it goes on with free space"
@@ -248,11 +248,21 @@ class Session:
 
     def draw(self) -> None:
         """Bring the page up to date, if there is anything new."""
-        if not self._page:
+        if not self._page and time.monotonic() >= self._later:
             self.learner.settle()
+            self.write_page()
+
+    def write_page(self) -> None:
+        """Write the page, or say once that it cannot be: no round fails for that."""
+        try:
             write_page(self.home)
-            self._told.clear()
-            self._drawn, self._page = time.monotonic(), True
+        except OSError as error:
+            remedy = "free space, or mend its disk: it is drawn with the next round at the latest"
+            self._say_once(f"{self.home.root / 'page.html'} cannot be written ({error.strerror}); {remedy}")
+            self._later = time.monotonic() + PAUSE
+            return
+        self._told.clear()
+        self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items. Of those with the same content only the first counts."""
@@ -351,33 +361,6 @@ def rollback(root: Path | str, number: int, console: Console) -> None:
         home.rollback(number)
         say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")
         write_page(home)
-
-
-def _full(error: BaseException | None) -> OSError | None:
-    """The system's error about a full disk, among the causes of an error."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return error
-        error = error.__cause__
-    return None
-
-
-@contextmanager
-def _explained(root: Path) -> Iterator[None]:
-    """What to do about a disk that is full or gone."""
-    try:
-        yield
-    except GoneError as error:
-        raise StellaError(
-            f"{error}; bring it back and run the same command again, or go on without this round: "
-            f"stella learn {root} --drop"
-        ) from error
-    except (OSError, StellaError) as error:
-        if (cause := _full(error)) is None:
-            raise
-        raise StellaError(
-            f"{root} cannot be written ({cause.strerror}); nothing is lost: free space and run the same command again"
-        ) from error
 
 
 def with_changes(settings: Settings, **given: float | int | None) -> Settings:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from helpers.archives import pack
-from helpers.learning import SHARE, config_for, packed, quiet
+from helpers.learning import SHARE, config_for, copy, packed, quiet
 from helpers.media_files import write_video
 from helpers.small import quick
 from rich.console import Console
 
 from stella.errors import StellaError
-from stella.learn import held, items, round
+from stella.learn import held, items, loop, round
 from stella.learn.home import Home, Settings
 from stella.learn.items import GoneError, Scanner, Seen, opened
-from stella.learn.loop import PAUSE, Outcome, Session, Watch, learn
+from stella.learn.loop import KEPT_APART, PAUSE, Outcome, Session, Watch, learn
 from stella.media.inputs import Inputs
 from stella.runs.stop import Stopped
 
@@ -93,6 +93,69 @@ def test_a_full_disk_while_videos_are_set_aside_is_waited_for(tmp_path: Path, mo
     [record] = watched(tmp_path / "home", root, tmp_path / "said", 0.5).rounds
     assert record["set_aside"] == len(Home(tmp_path / "home").plan(1).held) > 0 and record["skipped"] == {}
     assert waits[:2] == [PAUSE] * 2 and (tmp_path / "said").read_text().count("cannot be written (No space") == 1
+
+
+def learnt(home: Path) -> list[str]:
+    return [item.id for plan in Home(home).plans() for item in [*plan.train, *plan.held]]
+
+
+@pytest.mark.parametrize("part", ["write_page", "draw"])
+def test_a_full_disk_when_the_page_is_drawn_after_a_round_does_not_repeat_the_round(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does whatever else fails after a round is in use."""
+    [source], tries = packed(tmp_path / "in", (12,)), list[object]()
+
+    def full(given: object) -> None:
+        tries.append(given)
+        if len(tries) == 1:
+            raise NO_SPACE
+
+    monkeypatch.setattr(*((loop, part) if part == "write_page" else (Session, part)), full)
+    monkeypatch.setattr(loop, "DRAWN", 0.0)
+    monkeypatch.setattr(loop, "PAUSE", 0.0)
+    when = Watch(clips=6, every=0, settle=0, scan=0, idle=0)
+    learn(tmp_path / "home", [source], config_for(source), SHARE, watch=when, console=quiet())
+    assert len(tries) > 1 and len(learnt(tmp_path / "home")) == len(set(learnt(tmp_path / "home"))) == 12
+
+
+def test_a_page_that_cannot_be_written_is_drawn_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said once. It is not tried at every scan, and a stop has its own exit status all the same."""
+    [source], waits, tries = packed(tmp_path / "in", (12,)), list[float](), list[int]()
+
+    def full(home: Home) -> None:
+        tries.append(len(waits))
+        if len(waits) < 5:
+            raise NO_SPACE
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            monkeypatch.setattr(loop, "PAUSE", 0.0)
+            self._later = 0.0
+        if len(waits) == 7:
+            signal.raise_signal(signal.SIGTERM)
+            raise Stopped
+
+    monkeypatch.setattr(loop, "write_page", full)
+    monkeypatch.setattr(Session, "_wait", wait)
+    console = Console(file=io.StringIO(), width=400)
+    done = learn(tmp_path / "home", [source], config_for(source), SHARE, watch=Watch(12, 0, 0), console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert tries == [0, 3, 4, 5] and done.exit_code == 143 and len(done.rounds) == 1
+    assert said.count("page.html cannot be written (No space left on device)") == 1
+
+
+@pytest.mark.parametrize(("guard", "status"), [(99.0, 0), (-1000.0, KEPT_APART)])
+def test_a_page_that_cannot_be_written_changes_no_exit_status(
+    guard: float, status: int, three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(home: Home) -> None:
+        raise NO_SPACE
+
+    monkeypatch.setattr(loop, "write_page", full)
+    more, settings = packed(tmp_path / "more", (8,), first=3), Settings(share=0.2, guard=guard)
+    assert learn(copy(three, tmp_path / "home"), more, None, settings, console=quiet()).exit_code == status
 
 
 def test_a_mount_that_dies_in_a_scan_holds_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
