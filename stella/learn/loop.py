@@ -29,6 +29,7 @@ UNUSABLE = 1  # exit status if no new clip could be used
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 SETTLE = 10.0  # seconds without a change after which a file is taken to be whole
+REST = 10  # times as long as a scan takes: so long the next one is waited for, at least
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
@@ -169,6 +170,7 @@ class Session:
         self._away: set[str] = set()  # folders that are not there, or empty
         self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
         self._later = 0.0  # when it may be tried again, if it could not be written
+        self._took = 0.0  # seconds of a scan that found no new file to read
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
@@ -207,7 +209,7 @@ class Session:
             if when.idle is not None and not new and now - arrived >= when.idle:
                 return
             self.draw()
-            self._wait(when.scan)
+            self._wait(max(when.scan, REST * self._took))
 
     def _one(self, new: Sequence[Item]) -> None:
         """Finish the round that was begun, or begin one."""
@@ -267,12 +269,15 @@ class Session:
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items. Of those with the same content only the first counts."""
         self.scanner.problems.clear()
+        began, known = time.monotonic(), len(self.scanner.stamps)
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
             if gone(root):
                 continue
             for item, signature in self.scanner.scan(root, seen):
                 found.setdefault(item.content or item.id, (item, signature))
+        if len(self.scanner.stamps) == known:  # a new file is read once, which may take far longer
+            self._took = time.monotonic() - began
         return list(found.values())
 
     def _tell_away(self) -> None:
