@@ -16,7 +16,7 @@ from stella.learn.round import Learner
 from stella.runs import stop
 from stella.train.checkpoint import Checkpoints
 
-PATIENCE = 0.2
+PATIENCE = 0.1
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -28,7 +28,7 @@ def test_a_signal_loses_no_step_if_saving_takes_longer_than_its_patience(
     learn(tmp_path / "plain", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
 
     def slow(*given: Any) -> Path:
-        time.sleep(5 * PATIENCE)
+        time.sleep(4 * PATIENCE)
         return save(*given)
 
     def signalled(self: Learner, plan: Any, trainer: Any, skipped: Any) -> bool:
@@ -41,7 +41,7 @@ def test_a_signal_loses_no_step_if_saving_takes_longer_than_its_patience(
         patch.setattr(stop, "PATIENCE", PATIENCE)
         patch.setattr(Checkpoints, "save", slow)
         patch.setattr(Learner, "_advance", signalled)
-        patch.setattr(loop, "write_page", lambda home: time.sleep(3 * PATIENCE))
+        patch.setattr(loop, "write_page", lambda home: time.sleep(0.6))  # a signal is repeated by then
         done = learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
     assert done.exit_code == 143
     home, steps = Home(tmp_path / "home"), [record["steps"] for record in Home(tmp_path / "plain").history()]
