@@ -25,7 +25,8 @@ from stella.learn.items import Item
 from stella.media.codecs import decode_flac, decode_jpegs
 from stella.rng import seed_for
 
-CHUNK = 8  # clips that a worker stores at a time
+CHUNK = 8  # clips that a worker packs at a time
+AHEAD = 2  # chunks of each worker: it packs one while another is written
 THIRD = 3  # the share of the newest round among the clips that a round is measured with
 
 
@@ -116,26 +117,25 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class _Keeper:
-    """Stores clips of a source, in a worker."""
+class _Packer:
+    """Makes the files of clips, in a worker. The parent writes them: it knows what to do when the disk is full."""
 
     source: Source
-    paths: Sequence[Path]
     ids: Sequence[str]
     seconds: float
 
-    def __call__(self, job: Job, tick: Tick) -> dict[int, ClipError]:
-        failed = {}
+    def __call__(self, job: Job, tick: Tick) -> dict[int, bytes | ClipError]:
+        made: dict[int, bytes | ClipError] = {}
         for position, index in enumerate(job.indices):
             try:
                 clip = read_clip(self.source, job, position, MIDDLE, tick)
             except ClipError as error:
-                failed[index] = error
+                made[index] = error
                 continue
             meta = {"id": self.ids[index], "source": self.ids[index], "start": 0.0, "duration": self.seconds}
-            write_bytes(self.paths[index], sample(meta, clip.video, clip.audio, len(clip.video) / self.seconds))
+            made[index] = sample(meta, clip.video, clip.audio, len(clip.video) / self.seconds)
         tick(-1)
-        return failed
+        return made
 
 
 def store(
@@ -151,8 +151,11 @@ def store(
     paths = [folder / f"{clip.key}.tar" for clip in clips]
     left = [i for i, path in enumerate(paths) if not path.exists()]
     jobs = (Job(0, 0, start, left[start : start + CHUNK]) for start in range(0, len(left), CHUNK))
-    keeper = _Keeper(source, paths, [clip.item.id for clip in clips], seconds)
-    with closing(make(keeper, jobs, workers if left else 0, 1, time_limit)) as done:
-        for failed in done:
-            for index, error in failed.items():
-                skipped.add(clips[index].item.id, error)
+    packer = _Packer(source, [clip.item.id for clip in clips], seconds)
+    with closing(make(packer, jobs, workers if left else 0, AHEAD, time_limit)) as done:
+        for chunk in done:
+            for index, made in chunk.items():
+                if isinstance(made, ClipError):
+                    skipped.add(clips[index].item.id, made)
+                else:
+                    write_bytes(paths[index], made)

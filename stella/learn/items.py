@@ -32,7 +32,7 @@ Signature = tuple[int, ...]  # changes while a file is being written
 
 
 class GoneError(StellaError):
-    """A folder that was there is not: a disk that was unmounted."""
+    """A folder that was there is not: a disk that was unmounted. Whoever knows HOME says what to do."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class Scanner:
         root = str(Path(root).resolve())  # now: a link may name another folder tomorrow
         try:
             device = Path(root).stat().st_dev
-        except OSError as error:
+            found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root, seen)
+        except OSError as error:  # a mount may die at any moment
             self._cannot(error)
             return []
-        found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root, seen)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
         return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
 
@@ -182,7 +182,17 @@ class Scanner:
         return [(item, ()) for item in self._inside[folder][1]]  # written whole: there is nothing to wait for
 
     def _cannot(self, error: OSError) -> None:
-        self.problems.append(f"{error.filename} cannot be read ({error.strerror}); correct its permissions")
+        remedy = "correct its permissions, or mount it again"
+        self.problems.append(f"{error.filename} cannot be read ({error.strerror}); {remedy}")
+
+
+def is_there(root: str) -> bool:
+    """Whether a path names anything that can be reached; of a mount that has died `Path.exists` raises the error."""
+    try:
+        Path(root).stat()
+    except OSError:
+        return False
+    return True
 
 
 def gone(root: str, device: int | None = None) -> bool:
@@ -199,10 +209,7 @@ def gone(root: str, device: int | None = None) -> bool:
 
 def _refuse_gone(root: str, device: int) -> None:
     if gone(root, device):
-        raise GoneError(
-            f"{root} is gone; bring it back and run the same command again, or go on without this round: "
-            "stella learn HOME --drop"
-        )
+        raise GoneError(f"{root} is gone")
 
 
 def opened(items: Sequence[Item], inputs: Inputs) -> View:
@@ -234,7 +241,7 @@ class Present:
             if index < 0:
                 raise ClipError(self.root, NOT_THERE, "restore it, or leave it")
             return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
-        except ClipError:
+        except (ClipError, OSError):
             _refuse_gone(self.root, self.device)
             raise
 
@@ -279,7 +286,8 @@ def _open(
         return Present(Videos(root, wanted, inputs.plan()), root, device), {name: i for i, name in enumerate(wanted)}
     try:
         source = _container(Path(root) / inner, inputs)
-    except StellaError:
+    except (StellaError, OSError):
+        _refuse_gone(root, device)
         return Present(Videos(root, {}, Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
     whole = isinstance(source, Packed) and all(name in positions for name in wanted)

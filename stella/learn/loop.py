@@ -1,9 +1,7 @@
 """`stella learn`: go on from a learner's state with whatever is new, now or as it arrives."""
 
-import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +13,9 @@ from stella import methods
 from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
+from stella.learn.disks import explained, full
 from stella.learn.home import ENDS, Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone
+from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone, is_there
 from stella.learn.page import write_page
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
@@ -30,6 +29,7 @@ UNUSABLE = 1  # exit status if no new clip could be used
 KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 SETTLE = 10.0  # seconds without a change after which a file is taken to be whole
+REST = 10  # times as long as a scan takes: so long the next one is waited for, at least
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
@@ -108,9 +108,9 @@ def learn(
     home, console = Home(root), console or Console()
     roots = [str(Path(source).absolute()) for source in sources]
     for source in roots:
-        if not watch or Path(source).exists():
+        if not watch or is_there(source):
             check_source(source)
-    with home.locked(), Stop() as stop, _full_disk_explained(home.root):
+    with home.locked(), Stop() as stop, explained(home.root):
         _opened(home, config, settings, run)
         if run is not None:
             say(console, _taken(home, run))
@@ -130,7 +130,7 @@ def learn(
             return Outcome(session.rounds, 128 + stop.signal)
         except KeptApartError as error:
             session.learner.say(str(error), "bold red")
-            write_page(home)
+            session.write_page()
             return Outcome(session.rounds, KEPT_APART)
         session.draw()
         if not watch and session.rounds and not any(learnt(each) or each["set_aside"] for each in session.rounds):
@@ -169,6 +169,8 @@ class Session:
         self._told: set[str] = set()
         self._away: set[str] = set()  # folders that are not there, or empty
         self._drawn, self._page = time.monotonic(), True  # when the page was drawn, and whether it shows all rounds
+        self._later = 0.0  # when it may be tried again, if it could not be written
+        self._took = 0.0  # seconds of a scan that found no new file to read
         self._unchanged: dict[str, tuple[Signature, float]] = {}  # since when a file has not changed
 
     def once(self, clips: int | None) -> None:
@@ -199,7 +201,7 @@ class Session:
             if self.home.next.plan.exists() or due:
                 if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()
-                    seen = self.home.seen()
+                seen = self.home.seen()  # also if it failed: its clips may be those of a round by then
                 continue
             if not self._attempt(self.learner.settle):
                 continue
@@ -207,7 +209,7 @@ class Session:
             if when.idle is not None and not new and now - arrived >= when.idle:
                 return
             self.draw()
-            self._wait(when.scan)
+            self._wait(max(when.scan, REST * self._took))
 
     def _one(self, new: Sequence[Item]) -> None:
         """Finish the round that was begun, or begin one."""
@@ -220,9 +222,10 @@ class Session:
             work()
             return True
         except GoneError as error:
-            self._say_once(f"waiting: {error}")
+            give_up = f"to give the round up, stop this process and run stella learn {self.home.root} --drop"
+            self._say_once(f"waiting: {error}, and round {self.home.next.number} needs it; {give_up}")
         except (OSError, StellaError) as error:
-            if (cause := _full(error)) is None:
+            if (cause := full(error)) is None:
                 raise
             self._say_once(
                 f"waiting: {self.home.root} cannot be written ({cause.strerror}); it goes on with free space"
@@ -247,38 +250,51 @@ class Session:
 
     def draw(self) -> None:
         """Bring the page up to date, if there is anything new."""
-        if not self._page:
+        if not self._page and time.monotonic() >= self._later:
             self.learner.settle()
+            self.write_page()
+
+    def write_page(self) -> None:
+        """Write the page, or say once that it cannot be: no round fails for that."""
+        try:
             write_page(self.home)
-            self._told.clear()
-            self._drawn, self._page = time.monotonic(), True
+        except OSError as error:
+            remedy = "free space, or mend its disk: it is drawn with the next round at the latest"
+            self._say_once(f"{self.home.root / 'page.html'} cannot be written ({error.strerror}); {remedy}")
+            self._later = time.monotonic() + PAUSE
+            return
+        self._told.clear()
+        self._drawn, self._page = time.monotonic(), True
 
     def _scan(self, seen: Seen) -> list[tuple[Item, Signature]]:
         """All new items. Of those with the same content only the first counts."""
         self.scanner.problems.clear()
+        began, known = time.monotonic(), len(self.scanner.stamps)
         found: dict[str, tuple[Item, Signature]] = {}
         for root in self.roots:
-            if self._is_away(root):
+            if gone(root):
                 continue
             for item, signature in self.scanner.scan(root, seen):
                 found.setdefault(item.content or item.id, (item, signature))
+        if len(self.scanner.stamps) == known:  # a new file is read once, which may take far longer
+            self._took = time.monotonic() - began
         return list(found.values())
 
-    def _is_away(self, root: str) -> bool:
-        """Whether a folder is not there or is empty, as one that is not mounted; said when that changes."""
-        away = gone(root)
-        if away and root not in self._away:
-            self._away.add(root)
-            there = Path(root).exists()
-            line = "is empty; if it should not be, mount it" if there else "is not there; mount it, or start without it"
+    def _tell_away(self) -> None:
+        """Say which folders are not there or are empty, as those that are not mounted, when that changes."""
+        away = {root for root in self.roots if gone(root)}
+        for root in sorted(away - self._away):
+            empty = "is empty; if it should not be, mount it"
+            line = empty if is_there(root) else "is not there; mount it, or start without it"
             self.learner.say(f"waiting: {root} {line}", "yellow")
-        elif not away and root in self._away:
-            self._away.remove(root)
+        for root in sorted(self._away - away):
             self.learner.say(f"{root} is back")
-        return away
+        self._away = away
 
     def _whole(self, seen: Seen) -> list[Item]:
         """The new items. Files that have just changed are waited for once; those that go on changing are left."""
+        for root in filter(gone, self.roots):
+            self.learner.say(f"{root} is empty: skipped; if it should not be, mount it", "yellow")
         found, now = self._scan(seen), time.time()
         youngest = min((now - signature[1] / 1e9 for _, signature in found if signature), default=SETTLE)
         new = [item for item, _ in found]
@@ -301,6 +317,7 @@ class Session:
 
     def _settled(self, seen: Seen, seconds: float) -> list[Item]:
         """The new items that are not being written, in the order in which they came."""
+        self._tell_away()
         now, found = time.monotonic(), self._scan(seen)
         for problem in self.scanner.problems:
             self._say_once(problem)
@@ -349,27 +366,6 @@ def rollback(root: Path | str, number: int, console: Console) -> None:
         home.rollback(number)
         say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")
         write_page(home)
-
-
-def _full(error: BaseException | None) -> OSError | None:
-    """The system's error about a full disk, among the causes of an error."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return error
-        error = error.__cause__
-    return None
-
-
-@contextmanager
-def _full_disk_explained(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, StellaError) as error:
-        if (cause := _full(error)) is None:
-            raise
-        raise StellaError(
-            f"{root} cannot be written ({cause.strerror}); nothing is lost: free space and run the same command again"
-        ) from error
 
 
 def with_changes(settings: Settings, **given: float | int | None) -> Settings:

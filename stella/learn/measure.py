@@ -97,9 +97,11 @@ def too_few(record: Line) -> bool:
 
 def judged(record: Line) -> str:
     """What the guard rests on, in words; the record has old clips."""
-    clips = record["old"]["clips"]
+    clips, margin = record["old"]["clips"], record["old"].get("error") or 0.0  # earlier versions did not estimate it
     few = f", too few for a guard of {record['guard']:g}: one alone can cost {100 / clips:.1f} points"
-    return f"judged by {number_of(clips, 'old clip')}" + (few if too_few(record) else "")
+    said = f"judged by {number_of(clips, 'old clip')}" + (few if too_few(record) else "")
+    small = record["guard"] < (fall(record) or 0.0) < 2 * margin
+    return said + ("; less than two standard errors: it may be chance" if small else "")
 
 
 def fell(record: Line) -> str:

@@ -41,7 +41,7 @@ from stella.runs.build import build_method
 from stella.runs.config import machine
 from stella.runs.environment import environment
 from stella.runs.progress import Display, say
-from stella.runs.stop import Stop, Stopped
+from stella.runs.stop import Stop
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, copied, fetched
 from stella.train.trainer import Trainer
@@ -228,12 +228,13 @@ class Learner:
                 self._check_finite(folder, trainer)
                 ended, stopping = stream.finished_task is not None, self.stop.signal
                 if not ended and (stopping or time.monotonic() - saved >= 60 * train.checkpoint_minutes):
-                    self.settle()
-                    checkpoints.save(counters.step, {"trainer": trainer.state_dict()})
+                    with self.stop.writing():
+                        self.settle()
+                        checkpoints.save(counters.step, {"trainer": trainer.state_dict()})
                     saved = time.monotonic()
                 if stopping and not ended:
-                    raise Stopped
-        with self._timed("saving"):
+                    self.stop.end()
+        with self._timed("saving"), self.stop.writing():
             trainer.settle()
             loss, step = trainer.meter.read(), counters.step
             self.settle()

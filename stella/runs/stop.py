@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 PATIENCE = 8.0  # seconds in which a run may come to a safe moment; then it is interrupted where it is
 
@@ -55,6 +55,11 @@ class Stop:
             yield
         finally:
             self._writing = False
+
+    def end(self) -> NoReturn:
+        """Raise `Stopped`, when what the stop must leave behind is written; what cleans up is not interrupted again."""
+        self._raised = True
+        raise Stopped
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.signal is None:

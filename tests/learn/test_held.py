@@ -28,6 +28,13 @@ def test_a_damaged_clip_is_refused_when_it_is_read(clips: list[HeldClip], tmp_pa
         held[2]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_disk_refuses_is_the_systems_own_error(workers: int, clips: list[HeldClip], tmp_path: Path) -> None:
+    """A full disk is told from a fault of the program by it, whoever reads the clips."""
+    with pytest.raises(FileNotFoundError):
+        store(Videos(6), clips, tmp_path / "missing", 2.0, Skipped(), workers)
+
+
 def test_some_of_them_by_key(clips: list[HeldClip], tmp_path: Path) -> None:
     held = HeldOut(tmp_path, clips)
     some = held.only([held.keys[4], held.keys[1]])

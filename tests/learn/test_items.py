@@ -235,7 +235,7 @@ def test_clips_that_were_deleted_are_bad_and_those_of_a_disk_that_is_gone_are_no
     assert gone(str(root)) and gone(str(tmp_path / "never.tar")) and not gone(str(tmp_path / "in" / "something.txt"))
     with pytest.raises(ClipError, match="missing file"):
         there[0]
-    with pytest.raises(GoneError, match=r"mount is gone; bring it back .* stella learn HOME --drop"):
+    with pytest.raises(GoneError, match="mount is gone"):
         mounted[0]
     with pytest.raises(GoneError, match="mount is gone"):
         opened(on_another_disk, INPUTS)

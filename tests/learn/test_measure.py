@@ -72,6 +72,14 @@ def test_a_guard_says_by_how_many_clips_it_judges(clips: int, guard: float, said
     assert fell(record) == "6.2 points"
 
 
+@pytest.mark.parametrize(
+    ("points", "error", "chance"), [(6, 3.1, True), (6, 2.9, False), (4, 3.1, False), (6, None, False)]
+)
+def test_a_fall_beyond_the_guard_says_if_it_may_be_chance(points: float, error: float | None, chance: bool) -> None:
+    record = {"guard": 5.0, "old": {"clips": 40, "before": 50.0, "after": 50.0 - points, "error": error}}
+    assert judged(record) == "judged by 40 old clips" + "; less than two standard errors: it may be chance" * chance
+
+
 def test_the_worst_are_chosen_among_the_old_clips() -> None:
     known, after = random(40, 0), random(40, 1)
     before = Embeddings(known.a, known.a, known.ids)  # every clip is found first

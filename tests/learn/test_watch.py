@@ -15,9 +15,9 @@ from rich.console import Console
 
 from stella.data.skipped import Skipped
 from stella.files import Line
-from stella.learn import loop, round
+from stella.learn import items, loop, round
 from stella.learn.home import Home, Settings
-from stella.learn.items import LOST
+from stella.learn.items import LOST, Scanner
 from stella.learn.loop import Session, Watch, learn
 from stella.learn.page import render
 from stella.learn.round import Learner
@@ -115,6 +115,36 @@ def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkey
         when, console = Watch(clips=5, every=7200, settle=0), Console(file=file, width=300)
         learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=console)
     assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
+
+
+def test_a_slow_scan_is_followed_by_a_long_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long as it took, but not if it is slow because it reads new files: that is done once."""
+    root, waits, scan, content = tmp_path / "in", list[float](), Scanner.scan, items.content
+    write_video(root / "one.mp4")
+
+    def slow_scan(*given: Any) -> Any:
+        time.sleep(0.05)
+        return scan(*given)
+
+    def slow_content(*given: Any) -> Any:
+        time.sleep(0.3)
+        return content(*given)
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise Stopped
+        if len(waits) == 2:
+            write_video(root / "two.mp4", seed=2)
+
+    monkeypatch.setattr(Scanner, "scan", slow_scan)
+    monkeypatch.setattr(items, "content", slow_content)
+    monkeypatch.setattr(Session, "_wait", wait)
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with pytest.raises(AssertionError):  # no signal came
+        when = Watch(clips=5, every=7200, settle=0, scan=0.1)
+        learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=quiet())
+    assert waits[0] == 0.1 and 0.5 <= waits[1] == waits[2] < 3
 
 
 def test_a_folder_that_is_emptied_in_a_round_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
