@@ -120,13 +120,19 @@ class Checkpoints:
         state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return state
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is a checkpoint and the newest is not damaged. Nothing is changed."""
+        newest = self._found()[:1]
+        return bool(newest) and _is_whole(newest[0])
+
     def _intact(self) -> Path | None:
         """The newest one that is not damaged."""
         if self.folder.is_dir():
             sweep(self.folder)
             parts.sweep(self.folder)
         for path in self._found():
-            if (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]:
+            if _is_whole(path):
                 return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
@@ -141,6 +147,11 @@ class Checkpoints:
         files = [*self.folder.glob("step-*.pt"), *self.folder.glob("step-*.dcp")]
         named = [path for path in files if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
         return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint has the hash that its name ends with."""
+    return (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]
 
 
 class _Writing(threading.Thread):

@@ -1,0 +1,109 @@
+"""Going back: drops a round, rolls rounds back, and finishes what a kill left half done.
+
+What is to be done is written down first, in HOME/undo; whoever holds the folder next after a kill does it again. Each
+step may be done twice, and states are deleted last. Rounds in dropped/ count as seen, those in undone/ as new.
+"""
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stella.data.skipped import Skipped
+from stella.errors import StellaError
+from stella.files import read_json, sweep, sync_folder, write_json
+from stella.learn.items import gone
+
+if TYPE_CHECKING:
+    from stella.learn.home import Home, Plan
+
+
+def drop(home: "Home") -> str:
+    """Discard the round that is in progress or was kept apart, and all after it; returns what its clips count as.
+
+    They count as seen, and those of later rounds as new. If a folder of it is gone and it has not ended, nothing of it
+    was learnt, and all its clips are new.
+    """
+    lost, later = home.next.ended is None and _is_away(home.plan(home.next.number)), len(home.after(home.current)) > 1
+    _begin(home, home.current, "undone" if lost else "dropped")
+    if lost:
+        return "a folder of it is gone, so its clips count as new"
+    return "its clips count as seen" + (", those of later rounds as new" if later else "")
+
+
+def rollback(home: "Home", number: int) -> None:
+    """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
+    if not 1 <= number < home.current:
+        earlier = f"from 1 to {home.current - 1}" if home.current > 1 else "there are none"
+        raise StellaError(f"--rollback {number} must be a round before the one in use, {home.current}: {earlier}")
+    if number not in home.kept:
+        listed = ", ".join(map(str, home.kept)) or "none"
+        raise StellaError(f"the state of round {number} is not kept (kept: {listed}); --keep N keeps more from now on")
+    _begin(home, number, "undone")
+
+
+def recover(home: "Home") -> None:
+    """Finish what a killed learner left half done; its folder is held."""
+    if home.exists:
+        home.check()
+    _sweep(home)
+    if not home.exists:
+        return
+    if (home.root / "undo").exists():
+        _finish(home)
+    elif home.after(home.current) and not home.next.plan.exists():  # an earlier version dropped the round before them
+        _begin(home, home.current, "undone")
+
+
+def _sweep(home: "Home") -> None:
+    """Remove the temporary files and links of killed writers."""
+    for folder in [home.root, *([home.held, *home.after(0)] if home.exists else [])]:
+        if folder.is_dir():
+            sweep(folder)
+    for name in ("current", "model.safetensors"):
+        for left in home.root.glob(f"{name}.????????.tmp"):
+            if left.is_symlink():
+                left.unlink()
+
+
+def _begin(home: "Home", number: int, first: str) -> None:
+    """Let round `number` be in use. The round after it moves to the folder `first`, those after that to undone/."""
+    write_json(home.root / "undo", {"round": number, "first": first})
+    _finish(home)
+
+
+def _finish(home: "Home") -> None:
+    """Do what HOME/undo says."""
+    what = read_json(home.root / "undo")
+    number, first = what["round"], what.get("first", "undone")  # earlier versions rolled back alone
+    if number:
+        home.link(number)
+    for path in reversed(home.after(number)):
+        to = first if path == home.next.root else "undone"
+        if to == "dropped":
+            _list_skips(home)
+        _move(path, home.root / to)
+    for folder in ("dropped", "undone"):
+        for states in (home.root / folder).glob("*/checkpoints"):
+            shutil.rmtree(states, ignore_errors=True)
+    (home.root / "undo").unlink()
+    home.forget_plans()
+
+
+def _move(path: Path, to: Path) -> None:
+    to.mkdir(exist_ok=True)
+    path.rename(to / f"{path.name}-{uuid.uuid4().hex[:6]}")
+    sync_folder(to)
+
+
+def _is_away(plan: "Plan") -> bool:
+    """Whether one of the folders of these clips is gone."""
+    return any(gone(*root) for root in {(item.root, item.device) for item in [*plan.train, *plan.held]})
+
+
+def _list_skips(home: "Home") -> None:
+    """List the skipped clips of the next round, which is dropped, by id: their numbers will be those of others."""
+    plan, skipped, first = home.next.read_plan(), Skipped(home.next.skipped), sum(plan.clips for plan in home.plans())
+    for number, item in enumerate(plan.train, first):
+        if number in skipped and item.id not in skipped:
+            skipped.keep(skipped.records[number] | {"id": item.id})
