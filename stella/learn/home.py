@@ -94,8 +94,9 @@ class RoundFolder:
         tree = {"epochs": plan.epochs, "began": plan.began, "clips": plan.clips, **listed}
         write_text(self.plan, json.dumps(tree) + "\n")
 
-    def read_plan(self) -> Plan:
-        tree = read_json(self.plan)
+    def read_plan(self, remedy: str = "restore it from a backup") -> Plan:
+        """`remedy` ends the message about a file that is damaged."""
+        tree = read_json(self.plan, remedy, remedy)
         return Plan(**tree | {name: [Item(*row) for row in tree[name]] for name in ("train", "held")})
 
     def skips(self) -> dict[str | int, Line]:
@@ -105,7 +106,8 @@ class RoundFolder:
     @property
     def ended(self) -> Line | None:
         """The record of a round that is trained and measured, else None."""
-        return read_json(self.record) if self.record.exists() else None
+        again = "delete it: the round is measured again"
+        return read_json(self.record, again, again) if self.record.exists() else None
 
     @property
     def kept_apart(self) -> Line | None:
@@ -267,8 +269,9 @@ class Home:
 
     def after(self, number: int) -> list[Path]:
         """The folders of all rounds after this one, in use or not, in order."""
-        found = [path for path in (self.root / "rounds").glob("*") if re.fullmatch(r"\d{6,}", path.name)]
-        return sorted((path for path in found if int(path.name) > number and path.is_dir()), key=lambda p: int(p.name))
+        paths = [path for path in (self.root / "rounds").glob("*") if path.is_dir()]
+        found = {int(path.name): path for path in paths if re.fullmatch(r"\d{6}|[1-9]\d{6,}", path.name)}
+        return [found[each] for each in sorted(found) if each > number]
 
     @property
     def kept(self) -> list[int]:
@@ -277,8 +280,21 @@ class Home:
 
     def plan(self, number: int) -> Plan:
         if number not in self._plans:
-            self._plans[number] = self.round(number).read_plan()
+            self._plans[number] = self.round(number).read_plan(self._without(number))
         return self._plans[number]
+
+    def record(self, number: int) -> Line:
+        """That of a round in use."""
+        remedy = self._without(number)
+        return read_json(self.round(number).record, remedy, remedy)
+
+    def _without(self, number: int) -> str:
+        """How to go on if a file of a round is damaged."""
+        if number > self.current:
+            return f"restore it from a backup, or throw the round away with stella learn {self.root} --drop"
+        if earlier := [kept for kept in self.kept if kept < number]:
+            return f"restore it from a backup, or go back with stella learn {self.root} --rollback {earlier[-1]}"
+        return "restore it from a backup, or start a new learner in another folder: no earlier state is kept"
 
     def plans(self) -> list[Plan]:
         """Those of all rounds in use, the first round's first."""
@@ -290,7 +306,7 @@ class Home:
 
     def history(self) -> list[Line]:
         """The records of all rounds in use."""
-        return [read_json(self.round(number).record) for number in range(1, self.current + 1)]
+        return [self.record(number) for number in range(1, self.current + 1)]
 
     def seen(self) -> Seen:
         """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
@@ -298,11 +314,13 @@ class Home:
         for number, plan in enumerate(self.plans(), 1):
             _add(seen, plan, self.round(number).skips(), count(first))
             first += plan.clips
-        later = self.after(self.current)
-        for path in sorted([*later, *(self.root / "dropped").glob("*")]):
+        for later in (RoundFolder(path, int(path.name)) for path in self.after(self.current)):
+            if later.plan.exists():
+                seen.add([*self.plan(later.number).train, *self.plan(later.number).held])
+        for path in sorted((self.root / "dropped").glob("*")):
             if (folder := RoundFolder(path, 0)).plan.exists():
-                plan = folder.read_plan()
-                _add(seen, plan, {} if path in later else folder.skips(), (item.id for item in plan.train))
+                plan = folder.read_plan("restore it, or delete it: its clips are new then")
+                _add(seen, plan, folder.skips(), (item.id for item in plan.train))
         return seen
 
     def read_stamps(self) -> dict[str, tuple[Signature, str]]:

@@ -90,7 +90,7 @@ class Learner:
         folder = self.home.next
         if not folder.plan.exists():
             return None
-        record = folder.ended or self._round(folder, folder.read_plan())
+        record = folder.ended or self._round(folder, self.home.plan(folder.number))
         if record["kept_apart"]:
             self.settle()
             self._trainer = None
@@ -267,7 +267,7 @@ class Learner:
     def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Vectors, after: Vectors) -> Line:
         both = [i for i, key in enumerate(held.keys) if key in before and key in after]
         keys = [held.keys[i] for i in both]
-        last = self._last or (self.home.round(self.home.current).ended if self.home.current else None)
+        last = self._last or (self.home.record(self.home.current) if self.home.current else None)
         found = measures(rows_of(before, keys), rows_of(after, keys), held.rounds[both], folder.number, last)
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]

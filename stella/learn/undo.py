@@ -15,30 +15,38 @@ from stella.files import read_json, sweep, sync_folder, write_json
 from stella.learn.items import gone
 
 if TYPE_CHECKING:
-    from stella.learn.home import Home, Plan
+    from stella.learn.home import Home, RoundFolder
 
 
 def drop(home: "Home") -> str:
-    """Discard the round that is in progress or was kept apart, and all after it; returns what its clips count as.
+    """Discard the round that is in progress or was kept apart, and all after it; returns what becomes of their clips.
 
-    They count as seen, and those of later rounds as new. If a folder of it is gone and it has not ended, nothing of it
-    was learnt, and all its clips are new.
+    Its clips count as seen, and those of later rounds as new. If a folder of it is gone and it has not ended, nothing
+    of it was learnt, and all its clips are new.
     """
-    lost, later = home.next.ended is None and _is_away(home.plan(home.next.number)), len(home.after(home.current)) > 1
-    _begin(home, home.current, "undone" if lost else "dropped")
-    if lost:
-        return "a folder of it is gone, so its clips count as new"
+    why, later = _not_seen(home.next), len(home.after(home.current)) > 1
+    _begin(home, home.current, "undone" if why else "dropped")
+    if why:
+        return f"{why}, so its clips count as new"
     return "its clips count as seen" + (", those of later rounds as new" if later else "")
 
 
 def rollback(home: "Home", number: int) -> None:
     """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
     if not 1 <= number < home.current:
-        earlier = f"from 1 to {home.current - 1}" if home.current > 1 else "there are none"
-        raise StellaError(f"--rollback {number} must be a round before the one in use, {home.current}: {earlier}")
+        known = f"from 1 to {home.current - 1}" if home.current > 1 else "there are none"
+        raise StellaError(f"--rollback {number} must be a round before the one in use, {home.current}: {known}")
+    kept = f"(kept: {', '.join(map(str, home.kept)) or 'none'})"
     if number not in home.kept:
-        listed = ", ".join(map(str, home.kept)) or "none"
-        raise StellaError(f"the state of round {number} is not kept (kept: {listed}); --keep N keeps more from now on")
+        raise StellaError(f"the state of round {number} is not kept {kept}; --keep N keeps more from now on")
+    state = home.round(number).checkpoints
+    if not state.whole:
+        raise StellaError(
+            f"the state of round {number} in {state.folder} is damaged {kept}; nothing was changed: restore it from a "
+            "backup, or go back to another round"
+        )
+    for earlier in range(1, number + 1):
+        _ = home.plan(earlier), home.record(earlier)
     _begin(home, number, "undone")
 
 
@@ -96,9 +104,14 @@ def _move(path: Path, to: Path) -> None:
     sync_folder(to)
 
 
-def _is_away(plan: "Plan") -> bool:
-    """Whether one of the folders of these clips is gone."""
-    return any(gone(*root) for root in {(item.root, item.device) for item in [*plan.train, *plan.held]})
+def _not_seen(folder: "RoundFolder") -> str:
+    """Why the clips of a round do not count as seen when it is dropped; empty if they do."""
+    try:
+        plan = folder.read_plan()
+    except StellaError:
+        return "its list of clips is damaged"
+    roots = {(item.root, item.device) for item in [*plan.train, *plan.held]}
+    return "a folder of it is gone" if folder.ended is None and any(gone(*root) for root in roots) else ""
 
 
 def _list_skips(home: "Home") -> None:

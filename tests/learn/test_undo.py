@@ -15,7 +15,7 @@ from helpers.small import same
 from rich.console import Console
 
 from stella.data.skipped import Skipped
-from stella.errors import ClipError
+from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
 from stella.learn import loop, undo
 from stella.learn.home import Home, Plan
@@ -176,6 +176,53 @@ def test_what_is_no_round_is_left_alone(home: Path) -> None:
 def test_a_round_without_its_state_is_not_accepted(home: Path) -> None:
     """An earlier version that was killed while it dropped a round left one."""
     shutil.rmtree(Home(home).round(3).checkpoints.folder)
-    with pytest.raises(loop.StellaError, match=r"state of round 3 .* is missing or damaged; throw the round away with"):
+    with pytest.raises(StellaError, match=r"state of round 3 .* is missing or damaged; throw the round away with"):
         loop.accept(home, quiet())
     assert Home(home).current == 2
+
+
+def damage(folder: Path) -> None:
+    """Overwrite four bytes of each checkpoint."""
+    for path in folder.glob("*.pt"):
+        data = path.read_bytes()
+        path.write_bytes(data[:200] + bytes(255 - byte for byte in data[200:204]) + data[204:])
+
+
+def test_a_rollback_to_a_damaged_state_is_refused(home: Path) -> None:
+    damage(Home(home).round(1).checkpoints.folder)
+    before = sorted(home.rglob("*"))
+    with pytest.raises(StellaError, match=r"the state of round 1 in .*000001.checkpoints is damaged .kept: 1.;"):
+        rollback(home, 1, quiet())
+    assert [path for path in sorted(home.rglob("*")) if path.name != "lock"] == before and Home(home).current == 2
+
+
+@pytest.mark.parametrize("name", ["plan.json", "round.json"])
+def test_a_damaged_record_names_how_to_go_back_before_it(name: str, home: Path) -> None:
+    """Going back to that round, or to a later one, does not help, and is refused."""
+    Home(home).link(3)
+    file = Home(home).round(2).root / name
+    file.write_text("{")
+    remedy = rf"{name} is damaged .*; restore it from a backup, or go back with stella learn {home} --rollback 1$"
+    for act in (Home.history if name == "round.json" else Home.plans, lambda there: undo.rollback(there, 2)):
+        with pytest.raises(StellaError, match=remedy):
+            act(Home(home))
+    assert Home(home).current == 3
+    rollback(home, 1, quiet())
+    assert Home(home).current == 1 and len(Home(home).history()) == 1
+    Home(home).round(1).root.joinpath(name).unlink()
+    with pytest.raises(StellaError, match="or start a new learner in another folder: no earlier state is kept"):
+        (Home.history if name == "round.json" else Home.plans)(Home(home))
+
+
+def test_a_round_in_progress_whose_files_are_damaged_says_how_to_go_on(home: Path) -> None:
+    there = Home(home).next
+    record, there_was = there.record, there.record.read_text()
+    record.write_text("{")
+    with pytest.raises(StellaError, match=r"round.json is damaged .*; delete it: the round is measured again"):
+        loop.accept(home, quiet())
+    record.write_text(there_was)
+    there.plan.write_text("{")
+    with pytest.raises(StellaError, match=rf"plan.json is damaged .*or throw the round away with .*{home} --drop"):
+        Home(home).seen()
+    assert undo.drop(Home(home)) == "its list of clips is damaged, so its clips count as new"
+    assert seen(home) == ["1", "2"]
