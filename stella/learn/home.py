@@ -35,7 +35,7 @@ from stella.learn.items import LOST, Item, Seen, Signature
 from stella.learn.undo import recover
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
-from stella.train.checkpoint import Checkpoints
+from stella.train.checkpoint import Checkpoints, DamagedError, State
 
 VERSION = 1
 LEAST = 80  # clips to measure with, if so many are kept
@@ -287,6 +287,20 @@ class Home:
         """That of a round in use."""
         remedy = self._without(number)
         return read_json(self.round(number).record, remedy, remedy)
+
+    def state(self) -> State | None:
+        """The state in use; None before the first round."""
+        if not self.current:
+            return None
+        state, checkpoints = None, self.round(self.current).checkpoints
+        with suppress(DamagedError):
+            state = checkpoints.load()
+        if state is None:
+            raise StellaError(
+                f"the state of round {self.current} in {checkpoints.folder} is missing or damaged; "
+                f"{self._without(self.current)}"
+            )
+        return state
 
     def _without(self, number: int) -> str:
         """How to go on if a file of a round is damaged."""

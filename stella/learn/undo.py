@@ -59,7 +59,7 @@ def recover(home: "Home") -> None:
         return
     if (home.root / "undo").exists():
         _finish(home)
-    elif home.after(home.current) and not home.next.plan.exists():  # an earlier version dropped the round before them
+    elif home.after(home.current + 1) and not home.next.plan.exists():  # an earlier version dropped the one before them
         _begin(home, home.current, "undone")
 
 

@@ -32,6 +32,10 @@ State = dict[str, Any]
 GONE = 60.0  # seconds after which processes that do not answer are no longer waited for, when a run ends by an error
 
 
+class DamagedError(StellaError):
+    """There are checkpoints, and all of them are damaged."""
+
+
 @dataclass(frozen=True)
 class Written:
     """A checkpoint that is on the disk."""
@@ -108,7 +112,8 @@ class Checkpoints:
             parts.remove(old)
 
     def load(self) -> State | None:
-        """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`.
+        """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`,
+        and if all are, that is a `DamagedError`.
 
         Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
@@ -136,7 +141,7 @@ class Checkpoints:
                 return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
-            raise StellaError(
+            raise DamagedError(
                 f"all checkpoints in {self.folder} are damaged ({', '.join(path.name for path in broken)}), so the run "
                 "cannot resume; check the disk, and start a new run in another folder"
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.learning import copy, quiet, state
+from helpers.learning import copy, damage, quiet, state
 from helpers.small import same
 from rich.console import Console
 
@@ -179,13 +179,6 @@ def test_a_round_without_its_state_is_not_accepted(home: Path) -> None:
     with pytest.raises(StellaError, match=r"state of round 3 .* is missing or damaged; throw the round away with"):
         loop.accept(home, quiet())
     assert Home(home).current == 2
-
-
-def damage(folder: Path) -> None:
-    """Overwrite four bytes of each checkpoint."""
-    for path in folder.glob("*.pt"):
-        data = path.read_bytes()
-        path.write_bytes(data[:200] + bytes(255 - byte for byte in data[200:204]) + data[204:])
 
 
 def test_a_rollback_to_a_damaged_state_is_refused(home: Path) -> None:
