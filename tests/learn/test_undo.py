@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 from helpers.learning import copy, damage, quiet, state
-from helpers.small import same
+from helpers.media_files import write_video
+from helpers.small import quick, same
 from rich.console import Console
 
 from stella.data.skipped import Skipped
 from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
-from stella.learn import loop, undo
-from stella.learn.home import Home, Plan
-from stella.learn.items import Item
+from stella.learn import loop, round, undo
+from stella.learn.home import Home, Plan, Settings
+from stella.learn.items import GoneError, Item
 from stella.learn.loop import drop, learn, rollback
 
 OPERATIONS = ("rename", "replace", "unlink", "mkdir", "rmdir", "symlink", "fsync")  # of os
@@ -219,3 +220,24 @@ def test_a_round_in_progress_whose_files_are_damaged_says_how_to_go_on(home: Pat
         Home(home).seen()
     assert undo.drop(Home(home)) == "its list of clips is damaged, so its clips count as new"
     assert seen(home) == ["1", "2"]
+
+
+def test_a_folder_that_is_gone_for_good_costs_no_clip_of_another(tmp_path: Path) -> None:
+    """Both were in the round that was dropped. When it is back after all, its clips are learnt too."""
+    here, gone, opened = tmp_path / "here", tmp_path / "gone", round.opened
+    for seed, root in enumerate((here, here, gone)):
+        write_video(root / f"{seed}.mp4", seed=seed)
+
+    def vanished(*given: Any) -> Any:
+        gone.rename(tmp_path / "away")
+        return opened(*given)
+
+    home, both = tmp_path / "home", [str(here), str(gone)]
+    config = quick("er", "data.source=folder", f"data.path={here}", "data.duration=0.64", "data.pixels=32")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(GoneError, match="gone is gone"):
+        patch.setattr(round, "opened", vanished)
+        learn(home, both, config, Settings(share=0.0), console=quiet())
+    drop(home, quiet())
+    assert [record["learnt"] for record in learn(home, both[:1], console=quiet()).rounds] == [2]
+    (tmp_path / "away").rename(gone)
+    assert [record["learnt"] for record in learn(home, both, console=quiet()).rounds] == [1]
