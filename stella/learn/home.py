@@ -94,9 +94,8 @@ class RoundFolder:
         tree = {"epochs": plan.epochs, "began": plan.began, "clips": plan.clips, **listed}
         write_text(self.plan, json.dumps(tree) + "\n")
 
-    def read_plan(self, remedy: str = "restore it from a backup") -> Plan:
-        """`remedy` ends the message about a file that is damaged."""
-        tree = read_json(self.plan, remedy, remedy)
+    def read_plan(self) -> Plan:
+        tree = read_json(self.plan)
         return Plan(**tree | {name: [Item(*row) for row in tree[name]] for name in ("train", "held")})
 
     def skips(self) -> dict[str | int, Line]:
@@ -280,35 +279,37 @@ class Home:
 
     def plan(self, number: int) -> Plan:
         if number not in self._plans:
-            self._plans[number] = self.round(number).read_plan(self._without(number))
+            with self._explained(number, self.round(number).plan):
+                self._plans[number] = self.round(number).read_plan()
         return self._plans[number]
 
     def record(self, number: int) -> Line:
         """That of a round in use."""
-        remedy = self._without(number)
-        return read_json(self.round(number).record, remedy, remedy)
+        with self._explained(number, self.round(number).record):
+            return read_json(self.round(number).record)
 
     def state(self) -> State | None:
         """The state in use; None before the first round."""
         if not self.current:
             return None
-        state, checkpoints = None, self.round(self.current).checkpoints
-        with suppress(DamagedError):
-            state = checkpoints.load()
-        if state is None:
-            raise StellaError(
-                f"the state of round {self.current} in {checkpoints.folder} is missing or damaged; "
-                f"{self._without(self.current)}"
-            )
-        return state
+        checkpoints = self.round(self.current).checkpoints
+        with self._explained(self.current, checkpoints.folder):
+            if (state := checkpoints.load()) is None:
+                raise DamagedError(f"{checkpoints.folder} is empty")
+            return state
 
-    def _without(self, number: int) -> str:
-        """How to go on if a file of a round is damaged."""
-        if number > self.current:
-            return f"restore it from a backup, or throw the round away with stella learn {self.root} --drop"
-        if earlier := [kept for kept in self.kept if kept < number]:
-            return f"restore it from a backup, or go back with stella learn {self.root} --rollback {earlier[-1]}"
-        return "restore it from a backup, or start a new learner in another folder: no earlier state is kept"
+    @contextmanager
+    def _explained(self, number: int, path: Path) -> Iterator[None]:
+        """Where something of a round cannot be read, say how to go on."""
+        try:
+            yield
+        except StellaError as error:
+            remedy = "start a new learner in another folder: no earlier state is kept"
+            if number > self.current:
+                remedy = f"throw the round away with stella learn {self.root} --drop"
+            elif earlier := [kept for kept in self.kept if kept < number]:
+                remedy = f"go back with stella learn {self.root} --rollback {earlier[-1]}"
+            raise StellaError(f"{path} is missing or damaged; restore it from a backup, or {remedy}") from error
 
     def plans(self) -> list[Plan]:
         """Those of all rounds in use, the first round's first."""
@@ -333,7 +334,7 @@ class Home:
                 seen.add([*self.plan(later.number).train, *self.plan(later.number).held])
         for path in sorted((self.root / "dropped").glob("*")):
             if (folder := RoundFolder(path, 0)).plan.exists():
-                plan = folder.read_plan("restore it, or delete it: its clips are new then")
+                plan = folder.read_plan()
                 _add(seen, plan, folder.skips(), (item.id for item in plan.train))
         return seen
 

@@ -25,7 +25,7 @@ def drop(home: "Home") -> str:
     of it was learnt, and all its clips are new.
     """
     why, later = _not_seen(home.next), len(home.after(home.current)) > 1
-    _begin(home, home.current, "undone" if why else "dropped")
+    _begin(home, home.current, None if why else sum(plan.clips for plan in home.plans()))
     if why:
         return f"{why}, so its clips count as new"
     return "its clips count as seen" + (", those of later rounds as new" if later else "")
@@ -47,7 +47,7 @@ def rollback(home: "Home", number: int) -> None:
         )
     for earlier in range(1, number + 1):
         _ = home.plan(earlier), home.record(earlier)
-    _begin(home, number, "undone")
+    _begin(home, number)
 
 
 def recover(home: "Home") -> None:
@@ -60,7 +60,7 @@ def recover(home: "Home") -> None:
     if (home.root / "undo").exists():
         _finish(home)
     elif home.after(home.current + 1) and not home.next.plan.exists():  # an earlier version dropped the one before them
-        _begin(home, home.current, "undone")
+        _begin(home, home.current)
 
 
 def _sweep(home: "Home") -> None:
@@ -74,23 +74,25 @@ def _sweep(home: "Home") -> None:
                 left.unlink()
 
 
-def _begin(home: "Home", number: int, first: str) -> None:
-    """Let round `number` be in use. The round after it moves to the folder `first`, those after that to undone/."""
-    write_json(home.root / "undo", {"round": number, "first": first})
+def _begin(home: "Home", number: int, dropped: int | None = None) -> None:
+    """Let round `number` be in use. All rounds after it move to undone/; but the first of them to dropped/, if the
+    number of its first clip is given."""
+    write_json(home.root / "undo", {"round": number, "dropped": dropped})
     _finish(home)
 
 
 def _finish(home: "Home") -> None:
     """Do what HOME/undo says."""
     what = read_json(home.root / "undo")
-    number, first = what["round"], what.get("first", "undone")  # earlier versions rolled back alone
+    number, dropped = what["round"], what.get("dropped")  # earlier versions rolled back alone
     if number:
         home.link(number)
     for path in reversed(home.after(number)):
-        to = first if path == home.next.root else "undone"
-        if to == "dropped":
-            _list_skips(home)
-        _move(path, home.root / to)
+        if dropped is not None and path == home.next.root:
+            _list_skips(home.next, dropped)
+            _move(path, home.root / "dropped")
+        else:
+            _move(path, home.root / "undone")
     for folder in ("dropped", "undone"):
         for states in (home.root / folder).glob("*/checkpoints"):
             shutil.rmtree(states, ignore_errors=True)
@@ -114,9 +116,9 @@ def _not_seen(folder: "RoundFolder") -> str:
     return "a folder of it is gone" if folder.ended is None and any(gone(*root) for root in roots) else ""
 
 
-def _list_skips(home: "Home") -> None:
-    """List the skipped clips of the next round, which is dropped, by id: their numbers will be those of others."""
-    plan, skipped, first = home.next.read_plan(), Skipped(home.next.skipped), sum(plan.clips for plan in home.plans())
+def _list_skips(folder: "RoundFolder", first: int) -> None:
+    """List the skipped clips of a dropped round by id: their numbers, from `first` on, are those of later clips too."""
+    plan, skipped = folder.read_plan(), Skipped(folder.skipped)
     for number, item in enumerate(plan.train, first):
         if number in skipped and item.id not in skipped:
             skipped.keep(skipped.records[number] | {"id": item.id})

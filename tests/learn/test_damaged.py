@@ -62,8 +62,8 @@ def test_a_state_in_use_that_is_damaged_or_missing_names_the_way_back(
         with pytest.raises(StellaError) as error:
             learn(home, more, console=quiet())
         assert str(error.value) == (
-            f"the state of round 3 in {home}/rounds/000003/checkpoints is missing or damaged; restore it from a "
-            f"backup, or go back with stella learn {home} --rollback 2"
+            f"{home}/rounds/000003/checkpoints is missing or damaged; restore it from a backup, or go back with stella "
+            f"learn {home} --rollback 2"
         )
     rollback(home, 2, quiet())
     learn(home, sources, console=quiet())

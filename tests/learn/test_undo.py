@@ -196,11 +196,12 @@ def test_a_damaged_record_names_how_to_go_back_before_it(name: str, home: Path) 
     Home(home).link(3)
     file = Home(home).round(2).root / name
     file.write_text("{")
-    remedy = rf"{name} is damaged .*; restore it from a backup, or go back with stella learn {home} --rollback 1$"
-    for act in (Home.history if name == "round.json" else Home.plans, lambda there: undo.rollback(there, 2)):
+    remedy = rf"{name} is missing or damaged; .* or go back with stella learn {home} --rollback 1$"
+    read = (Home.history,) if name == "round.json" else (Home.plans, undo.drop)
+    for act in (*read, lambda there: undo.rollback(there, 2)):
         with pytest.raises(StellaError, match=remedy):
             act(Home(home))
-    assert Home(home).current == 3
+    assert Home(home).current == 3 and not (home / "undo").exists()
     rollback(home, 1, quiet())
     assert Home(home).current == 1 and len(Home(home).history()) == 1
     Home(home).round(1).root.joinpath(name).unlink()
@@ -216,7 +217,7 @@ def test_a_round_in_progress_whose_files_are_damaged_says_how_to_go_on(home: Pat
         loop.accept(home, quiet())
     record.write_text(there_was)
     there.plan.write_text("{")
-    with pytest.raises(StellaError, match=rf"plan.json is damaged .*or throw the round away with .*{home} --drop"):
+    with pytest.raises(StellaError, match=rf"plan.json is missing or damaged; .* or throw .*{home} --drop"):
         Home(home).seen()
     assert undo.drop(Home(home)) == "its list of clips is damaged, so its clips count as new"
     assert seen(home) == ["1", "2"]
