@@ -41,8 +41,13 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> "Measured":
-        tree = torch.load(path, map_location="cpu", weights_only=True)
-        return cls(tree.get("fingerprint", ""), tree["keys"], tree["a"], tree["v"])
+        try:
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+            return cls(tree.get("fingerprint", ""), tree["keys"], tree["a"], tree["v"])
+        except OSError:
+            raise
+        except Exception as error:  # torch has many for a file that is not its own
+            raise StellaError(f"{path} is damaged; delete it: vectors of that state are not translated") from error
 
     def both(self, keys: Sequence[str]) -> Tensor:
         """Sounds and pictures of these clips, [2 N, D]."""
@@ -70,7 +75,7 @@ def state_in_use(home: Path | str) -> str:
     """The fingerprint of a learner's state in use; empty if it is not known."""
     try:
         return _fingerprint(Path(home) / "current" / "embeddings.pt")
-    except OSError:
+    except (OSError, StellaError):
         return ""
 
 

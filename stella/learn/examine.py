@@ -6,6 +6,7 @@ import torch
 
 from stella.clip import Batch
 from stella.data.chunk import Job, Maker
+from stella.errors import number_of
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import judged
 from stella.evaluate.retrieval import unit_a, unit_v
@@ -17,6 +18,7 @@ from stella.runs.config import RunConfig
 from stella.train.device import Runtime
 
 BATCH = 16  # clips of a pass, always: a GPU loads kernels for every new number, which takes longer than the pass
+SHOWN = 3  # names of clips that could not be read
 READY = 500  # clips that stay on the device, as the model takes them: 0.6 GB at the paper's sizes
 
 
@@ -24,6 +26,7 @@ class Examiner:
     def __init__(self, config: RunConfig, machine: Runtime) -> None:
         self.config, self.machine = config, machine
         self._ready: dict[str, Batch] = {}  # one clip each, by key
+        self._unread: set[str] = set()  # keys of clips that could not be read, as was said
 
     def read(self, held: HeldOut) -> None:
         """Read the clips to measure with, unless they are there since the last time. Forget all others."""
@@ -42,6 +45,16 @@ class Examiner:
             rows = slice(len(keys))
             found |= zip(keys, zip(a[rows].cpu(), v[rows].cpu(), strict=True), strict=True)
         return {key: found[key] for key in held.keys if key in found}
+
+    def unread(self, held: HeldOut, found: Vectors) -> str:
+        """Which clips could not be read and so are not among the embeddings, in words, each once; else empty."""
+        keys = [key for key in held.keys if key not in found and key not in self._unread]
+        self._unread.update(keys)
+        if not keys:
+            return ""
+        names = ", ".join(f"{key}.tar" for key in keys[:SHOWN]) + (", …" if keys[SHOWN:] else "")
+        clips = f"{number_of(len(keys), 'clip')} set aside {'is' if len(keys) == 1 else 'are'}"
+        return f"{clips} damaged and not measured; delete from {held.folder}: {names}"
 
     def matching(self, method: Method, held: HeldOut) -> float | None:
         """Accuracy of the matching module in percent; None without one."""

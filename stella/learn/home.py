@@ -10,11 +10,13 @@ HOME/
   held/KEY.tar         clips that are set aside to measure with
   stamps.json          of video files, so that unchanged ones are not read again; may be deleted
   dropped/, undone/    rounds that were thrown away (their clips count as seen) and rolled back (these do not)
+  undo                 what is being dropped or rolled back, until it is done
   takeover.json        the run that it was taken over from, if it was
 """
 
 import json
 import math
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,12 +29,13 @@ from typing import Any
 
 from stella.config import build, to_tree
 from stella.data.skipped import Skipped
-from stella.errors import ClipError, ConfigError, StellaError
-from stella.files import Line, lock, read_json, sweep, sync_folder, write_bytes, write_json, write_text
-from stella.learn.items import LOST, NOT_THERE, Item, Seen, Signature, gone
+from stella.errors import ConfigError, StellaError
+from stella.files import Line, lock, read_json, sync_folder, write_bytes, write_json, write_text
+from stella.learn.items import LOST, Item, Seen, Signature
+from stella.learn.undo import recover
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
-from stella.train.checkpoint import Checkpoints
+from stella.train.checkpoint import Checkpoints, DamagedError, State
 
 VERSION = 1
 LEAST = 80  # clips to measure with, if so many are kept
@@ -102,7 +105,8 @@ class RoundFolder:
     @property
     def ended(self) -> Line | None:
         """The record of a round that is trained and measured, else None."""
-        return read_json(self.record) if self.record.exists() else None
+        again = "delete it: the round is measured again"
+        return read_json(self.record, again, again) if self.record.exists() else None
 
     @property
     def kept_apart(self) -> Line | None:
@@ -232,7 +236,7 @@ class Home:
         try:
             with lock(file):
                 try:
-                    self._recover()
+                    recover(self)
                     yield
                 finally:
                     if ours and not self.exists:  # refused before anything was made
@@ -241,14 +245,6 @@ class Home:
             if not there and not self.exists:
                 with suppress(OSError):
                     self.root.rmdir()
-
-    def _recover(self) -> None:
-        """Finish what a killed learner left half done."""
-        if self.exists:
-            self.check()
-        sweep(self.root)
-        if self.exists and (self.root / "undo").exists():
-            self._undo()
 
     # ---- rounds
 
@@ -270,18 +266,62 @@ class Home:
     def next(self) -> RoundFolder:
         return self.round(self.current + 1)
 
+    def after(self, number: int) -> list[Path]:
+        """The folders of all rounds after this one, in use or not, in order."""
+        paths = [path for path in (self.root / "rounds").glob("*") if path.is_dir()]
+        found = {int(path.name): path for path in paths if re.fullmatch(r"\d{6}|[1-9]\d{6,}", path.name)}
+        return [found[each] for each in sorted(found) if each > number]
+
+    @property
+    def kept(self) -> list[int]:
+        """The rounds before the one in use whose states are kept."""
+        return [number for number in range(1, self.current) if self.round(number).checkpoints.folder.exists()]
+
     def plan(self, number: int) -> Plan:
         if number not in self._plans:
-            self._plans[number] = self.round(number).read_plan()
+            with self._explained(number, self.round(number).plan):
+                self._plans[number] = self.round(number).read_plan()
         return self._plans[number]
+
+    def record(self, number: int) -> Line:
+        """That of a round in use."""
+        with self._explained(number, self.round(number).record):
+            return read_json(self.round(number).record)
+
+    def state(self) -> State | None:
+        """The state in use; None before the first round."""
+        if not self.current:
+            return None
+        checkpoints = self.round(self.current).checkpoints
+        with self._explained(self.current, checkpoints.folder):
+            if (state := checkpoints.load()) is None:
+                raise DamagedError(f"{checkpoints.folder} is empty")
+            return state
+
+    @contextmanager
+    def _explained(self, number: int, path: Path) -> Iterator[None]:
+        """Where something of a round cannot be read, say how to go on."""
+        try:
+            yield
+        except StellaError as error:
+            remedy = "start a new learner in another folder: no earlier state is kept"
+            if number > self.current:
+                remedy = f"throw the round away with stella learn {self.root} --drop"
+            elif earlier := [kept for kept in self.kept if kept < number]:
+                remedy = f"go back with stella learn {self.root} --rollback {earlier[-1]}"
+            raise StellaError(f"{path} is missing or damaged; restore it from a backup, or {remedy}") from error
 
     def plans(self) -> list[Plan]:
         """Those of all rounds in use, the first round's first."""
         return [self.plan(number) for number in range(1, self.current + 1)]
 
+    def forget_plans(self) -> None:
+        """Rounds are others now."""
+        self._plans.clear()
+
     def history(self) -> list[Line]:
         """The records of all rounds in use."""
-        return [read_json(self.round(number).record) for number in range(1, self.current + 1)]
+        return [self.record(number) for number in range(1, self.current + 1)]
 
     def seen(self) -> Seen:
         """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
@@ -289,11 +329,13 @@ class Home:
         for number, plan in enumerate(self.plans(), 1):
             _add(seen, plan, self.round(number).skips(), count(first))
             first += plan.clips
-        later = [path for path in (self.root / "rounds").glob("*") if int(path.name) > self.current]
-        for path in sorted([*later, *(self.root / "dropped").glob("*")]):
+        for later in (RoundFolder(path, int(path.name)) for path in self.after(self.current)):
+            if later.plan.exists():
+                seen.add([*self.plan(later.number).train, *self.plan(later.number).held])
+        for path in sorted((self.root / "dropped").glob("*")):
             if (folder := RoundFolder(path, 0)).plan.exists():
                 plan = folder.read_plan()
-                _add(seen, plan, {} if path in later else folder.skips(), (item.id for item in plan.train))
+                _add(seen, plan, folder.skips(), (item.id for item in plan.train))
         return seen
 
     def read_stamps(self) -> dict[str, tuple[Signature, str]]:
@@ -320,41 +362,6 @@ class Home:
             old.weights.unlink(missing_ok=True)
             old.slow_weights.unlink(missing_ok=True)
 
-    def rollback(self, number: int) -> None:
-        """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
-        if not 1 <= number < self.current:
-            earlier = f"from 1 to {self.current - 1}" if self.current > 1 else "there are none"
-            raise StellaError(f"--rollback {number} must be a round before the one in use, {self.current}: {earlier}")
-        if not self.round(number).checkpoints.folder.exists():
-            kept = [n for n in range(1, self.current) if self.round(n).checkpoints.folder.exists()]
-            listed = ", ".join(map(str, kept)) or "none"
-            raise StellaError(
-                f"the state of round {number} is not kept (kept: {listed}); --keep N keeps more from now on"
-            )
-        write_json(self.root / "undo", {"round": number})
-        self._undo()
-
-    def _undo(self) -> None:
-        number = read_json(self.root / "undo")["round"]
-        self.link(number)
-        later = [path for path in (self.root / "rounds").glob("*") if int(path.name) > number]
-        for path in sorted(later, reverse=True):
-            self._move(path, "undone")
-        (self.root / "undo").unlink()
-        self._plans.clear()
-
-    def drop(self) -> None:
-        """Discard the round that is in progress or was kept apart. Its clips count as seen, except those that could not
-        be read because their folder is gone."""
-        first = sum(plan.clips for plan in self.plans())
-        _list_skips(RoundFolder(self._move(self.next.root, "dropped"), 0), first)
-        self._plans.pop(self.current + 1, None)
-
-    def _move(self, folder: Path, to: str) -> Path:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        (self.root / to).mkdir(exist_ok=True)
-        return folder.rename(self.root / to / f"{folder.name}-{uuid.uuid4().hex[:6]}")
-
 
 def _add(seen: Seen, plan: Plan, skips: Mapping[str | int, Line], names: Iterable[str | int]) -> None:
     """Add a round's clips. `names` are those in `skips` of the clips that it trains on.
@@ -365,20 +372,6 @@ def _add(seen: Seen, plan: Plan, skips: Mapping[str | int, Line], names: Iterabl
     bad = {item: skips[name]["reason"] for item, name in named if name in skips}
     known = [item for item, _ in named if bad.get(item) not in LOST]
     seen.add(known, [item for item in known if item in bad])
-
-
-def _list_skips(folder: RoundFolder, first: int) -> None:
-    """List the skipped clips of a dropped round by id: their numbers, from `first` on, are those of later clips too."""
-    plan, skipped = folder.read_plan(), Skipped(folder.skipped)
-    for number, item in enumerate(plan.train, first):
-        if number in skipped:
-            skipped.keep(skipped.records[number] | {"id": item.id})
-    if folder.ended is None:
-        roots = {(item.root, item.device) for item in [*plan.train, *plan.held]}
-        away = {root for root in roots if gone(*root)}
-        for item in [*plan.train, *plan.held]:
-            if (item.root, item.device) in away:
-                skipped.add(item.id, ClipError(item.root, NOT_THERE, "restore it, or leave it"))
 
 
 def _left_by_a_kill(path: Path) -> bool:

@@ -13,6 +13,7 @@ from stella import methods
 from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
+from stella.learn import undo
 from stella.learn.disks import explained, full
 from stella.learn.home import ENDS, Home, Settings, learnt
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone, is_there
@@ -342,6 +343,11 @@ def accept(root: Path | str, console: Console) -> None:
         folder = home.next
         if folder.ended is None:
             raise StellaError(f"no round of {root} is kept apart; there is nothing to accept")
+        if not folder.checkpoints.whole:
+            raise StellaError(
+                f"the state of round {folder.number} in {folder.checkpoints.folder} is missing or damaged; throw the "
+                f"round away with stella learn {root} --drop"
+            )
         Learner(home, console, stop).accept(folder)
         say(console, f"round {folder.number} is in use")
         write_page(home)
@@ -354,8 +360,7 @@ def drop(root: Path | str, console: Console) -> None:
     with home.locked():
         if not home.next.plan.exists():
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
-        home.drop()
-        say(console, f"round {home.current + 1} is dropped: its clips count as seen; {home.in_use}")
+        say(console, f"round {home.current + 1} is dropped: {undo.drop(home)}; {home.in_use}")
         write_page(home)
 
 
@@ -363,7 +368,7 @@ def rollback(root: Path | str, number: int, console: Console) -> None:
     home = Home(root)
     home.check()
     with home.locked():
-        home.rollback(number)
+        undo.rollback(home, number)
         say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")
         write_page(home)
 

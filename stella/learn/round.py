@@ -34,7 +34,7 @@ from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
 from stella.learn.sides import set_aside
-from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
+from stella.learn.vectors import Vectors, known_vectors, rows_of, write_vectors
 from stella.model import weights
 from stella.model.layouts import under
 from stella.runs.build import build_method
@@ -43,7 +43,7 @@ from stella.runs.environment import environment
 from stella.runs.progress import Display, say
 from stella.runs.stop import Stop
 from stella.runs.training import MOST_SKIPPED
-from stella.train.checkpoint import Checkpoints, copied, fetched
+from stella.train.checkpoint import Checkpoints, DamagedError, State, copied, fetched
 from stella.train.trainer import Trainer
 
 BEFORE = "before.pt"  # embeddings by the state before the round
@@ -90,7 +90,7 @@ class Learner:
         folder = self.home.next
         if not folder.plan.exists():
             return None
-        record = folder.ended or self._round(folder, folder.read_plan())
+        record = folder.ended or self._round(folder, self.home.plan(folder.number))
         if record["kept_apart"]:
             self.settle()
             self._trainer = None
@@ -149,12 +149,14 @@ class Learner:
         with self.stop.at_once(), self._timed("measuring"):
             before = self._before(folder, trainer, held)
         with self._timed("loading"):
-            if (state := folder.checkpoints.load()) is not None:
+            if (state := self._saved(folder)) is not None:
                 trainer.load_state_dict(state["trainer"])
         loss = state["loss"] if state and "loss" in state else self._train(folder, plan, trainer, skipped)
         with self.stop.at_once():
             with self._timed("measuring"):
                 after = self._examiner.embed(trainer.method, held, {})
+                if unread := self._examiner.unread(held, after):
+                    self.say(unread, "yellow")
                 found = self._measured(folder, trainer, held, before, after)
             with self._timed("saving"):
                 self._write_weights(folder, trainer, found, after)
@@ -194,7 +196,7 @@ class Learner:
         stream = Stream(tasks, replace(self.config.stream, **own), self.machine.device, skipped)
         if trainer is None:
             self.settle()
-            state = self.home.round(self.home.current).checkpoints.load() if self.home.current else None
+            state = self.home.state()
             method = build_method(self.config, self.machine.device, initial=state is None)
             shorter = Stream(tasks[:-1] if plan.clips else tasks, stream.config, self.machine.device)
             trainer = Trainer(method, shorter, self.config.train, self.machine)
@@ -208,12 +210,20 @@ class Learner:
     def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Vectors:
         """Embeddings of the held-out clips by the state before the round, which the trainer has."""
         path = folder.root / BEFORE
-        if not path.exists():
-            last = self.home.round(self.home.current).embeddings
-            if self._last is None and self.home.current and last.exists():
-                self._known = read_vectors(last)
-            write_vectors(path, self._examiner.embed(trainer.method, held, self._known), "")
-        return read_vectors(path)
+        if (before := known_vectors(path)) is None:
+            if self._last is None:
+                self._known = known_vectors(self.home.round(self.home.current).embeddings) or {}
+            before = self._examiner.embed(trainer.method, held, self._known)
+            write_vectors(path, before, "")
+        return before
+
+    def _saved(self, folder: RoundFolder) -> State | None:
+        """What a round that was interrupted has saved; None if there is nothing, or if it is damaged."""
+        try:
+            return folder.checkpoints.load()
+        except DamagedError:
+            self.say(f"what round {folder.number} had saved is damaged: it is trained from its beginning", "yellow")
+            return None
 
     def _train(self, folder: RoundFolder, plan: Plan, trainer: Trainer, skipped: Skipped) -> dict[str, float]:
         """Train to the end of the round and save its state; returns the mean losses."""
@@ -268,7 +278,7 @@ class Learner:
     def _measured(self, folder: RoundFolder, trainer: Trainer, held: HeldOut, before: Vectors, after: Vectors) -> Line:
         both = [i for i, key in enumerate(held.keys) if key in before and key in after]
         keys = [held.keys[i] for i in both]
-        last = self._last or (self.home.round(self.home.current).ended if self.home.current else None)
+        last = self._last or (self.home.record(self.home.current) if self.home.current else None)
         found = measures(rows_of(before, keys), rows_of(after, keys), held.rounds[both], folder.number, last)
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]

@@ -47,9 +47,9 @@ def status_table(home: Home) -> Group:
         lines.append(f"round {following.number} is kept apart: A on old clips fell by {fell(apart)} ({judged(apart)})")
         lines.append("take it with --accept, or throw it away with --drop")
     elif following.plan.exists():
-        lines.append(f"round {following.number} is in progress: {number_of(following.read_plan().clips, 'clip')}")
-    kept = [n for n in range(1, current) if home.round(n).checkpoints.folder.exists()]
-    lines += [f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}"] if kept else []
+        lines.append(f"round {following.number} is in progress: {number_of(home.plan(following.number).clips, 'clip')}")
+    if kept := home.kept:
+        lines.append(f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}")
     return Group(table, *map(Text, lines))
 
 

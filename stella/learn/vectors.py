@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stella.embed.translate import Measured
+from stella.errors import StellaError
 from stella.evaluate.retrieval import Embeddings
 
 Vectors = dict[str, tuple[Tensor, Tensor]]  # of sound and picture
@@ -20,6 +21,14 @@ def write_vectors(path: Path, found: Vectors, state: str) -> None:
 def read_vectors(path: Path) -> Vectors:
     found = Measured.read(path)
     return {key: (a, v) for key, a, v in zip(found.keys, found.a, found.v, strict=True)}
+
+
+def known_vectors(path: Path) -> Vectors | None:
+    """None if there are none, or if they are damaged: they are computed again."""
+    try:
+        return read_vectors(path)
+    except (FileNotFoundError, StellaError):
+        return None
 
 
 def rows_of(found: Vectors, keys: Sequence[str]) -> Embeddings:

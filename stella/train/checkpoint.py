@@ -32,6 +32,10 @@ State = dict[str, Any]
 GONE = 60.0  # seconds after which processes that do not answer are no longer waited for, when a run ends by an error
 
 
+class DamagedError(StellaError):
+    """There are checkpoints, and all of them are damaged."""
+
+
 @dataclass(frozen=True)
 class Written:
     """A checkpoint that is on the disk."""
@@ -108,7 +112,8 @@ class Checkpoints:
             parts.remove(old)
 
     def load(self) -> State | None:
-        """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`.
+        """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`,
+        and if all are, that is a `DamagedError`.
 
         Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
@@ -120,17 +125,23 @@ class Checkpoints:
         state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return state
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is a checkpoint and the newest is not damaged. Nothing is changed."""
+        newest = self._found()[:1]
+        return bool(newest) and _is_whole(newest[0])
+
     def _intact(self) -> Path | None:
         """The newest one that is not damaged."""
         if self.folder.is_dir():
             sweep(self.folder)
             parts.sweep(self.folder)
         for path in self._found():
-            if (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]:
+            if _is_whole(path):
                 return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
-            raise StellaError(
+            raise DamagedError(
                 f"all checkpoints in {self.folder} are damaged ({', '.join(path.name for path in broken)}), so the run "
                 "cannot resume; check the disk, and start a new run in another folder"
             )
@@ -141,6 +152,11 @@ class Checkpoints:
         files = [*self.folder.glob("step-*.pt"), *self.folder.glob("step-*.dcp")]
         named = [path for path in files if re.fullmatch(r"step-\d{8,}-[0-9a-f]{16}", path.stem)]
         return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a checkpoint has the hash that its name ends with."""
+    return (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]
 
 
 class _Writing(threading.Thread):

@@ -16,7 +16,7 @@ from stella.data.prepare import prepare
 from stella.data.skipped import Skipped
 from stella.errors import ClipError
 from stella.files import write_json
-from stella.learn import items
+from stella.learn import items, undo
 from stella.learn.held import kept
 from stella.learn.home import Home, Plan
 from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, content, gone, opened
@@ -256,21 +256,11 @@ def test_what_could_not_be_used_in_a_dropped_round_is_tried_again(tmp_path: Path
     skipped = Skipped(home.next.skipped)
     for name, reason in ((2, "missing file"), (3, "damaged file"), (items[4].id, NOT_THERE)):
         skipped.add(name, ClipError("film", reason, "look"))
-    home.drop()
+    undo.drop(home)
     home.round(1).write_plan(Plan(1, "", 2, [items[0], replace(items[0], clip="more.mp4")], []))  # as after a rollback
     seen = Home(tmp_path).seen()
     assert [item.recording for item in items if item in seen] == ["old", "learnt", "bad"]
     assert replace(items[3], stamp="mended") not in seen and replace(items[1], stamp="changed") in seen
-
-
-def test_clips_of_a_disk_that_was_given_up_are_new_when_they_turn_up(tmp_path: Path) -> None:
-    home, there = Home(tmp_path / "home"), write(tmp_path / "in" / "film.mp4", "film")
-    [film] = new(there.parent, Seen())
-    lost = Item("/never", "lost.mp4", "", "lost.mp4", "lost", film.device)
-    home.next.write_plan(Plan(1, "", 1, [film], [lost]))
-    assert film in home.seen() and lost in home.seen()
-    home.drop()
-    assert film in home.seen() and lost not in home.seen()
 
 
 def test_a_clip_that_moved_before_it_was_read_is_new(tmp_path: Path) -> None:
