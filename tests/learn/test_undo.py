@@ -20,7 +20,7 @@ from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
 from stella.learn import loop, round, undo
 from stella.learn.home import Home, Plan, Settings
-from stella.learn.items import GoneError, Item
+from stella.learn.items import Item
 from stella.learn.loop import drop, learn, rollback
 
 OPERATIONS = ("rename", "replace", "unlink", "mkdir", "rmdir", "symlink", "fsync")  # of os
@@ -235,7 +235,7 @@ def test_a_folder_that_is_gone_for_good_costs_no_clip_of_another(tmp_path: Path)
 
     home, both = tmp_path / "home", [str(here), str(gone)]
     config = quick("er", "data.source=folder", f"data.path={here}", "data.duration=0.64", "data.pixels=32")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(GoneError, match="gone is gone"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StellaError, match="gone is gone"):
         patch.setattr(round, "opened", vanished)
         learn(home, both, config, Settings(share=0.0), console=quiet())
     drop(home, quiet())
