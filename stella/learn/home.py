@@ -30,6 +30,7 @@ from stella.data.skipped import Skipped
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, sync_folder, write_bytes, write_json, write_text
 from stella.learn.items import LOST, NOT_THERE, Item, Seen, Signature, gone
+from stella.learn.records import Records
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
 from stella.train.checkpoint import Checkpoints
@@ -81,6 +82,7 @@ class RoundFolder:
         self.skipped = root / "skipped.jsonl"
         self.weights = root / "model.safetensors"
         self.slow_weights = root / "slow.safetensors"
+        self.before = root / "before.pt"  # embeddings by the state before it, until it is in use
         self.embeddings = root / "embeddings.pt"
         self.record = root / "round.json"
         self.learner = root / "learner.json"
@@ -121,12 +123,6 @@ def without_end(config: RunConfig) -> RunConfig:
     return config
 
 
-def learnt(record: Line) -> int:
-    """How many clips a round was trained on: those that could be used."""
-    found: int = record["learnt"] if "learnt" in record else record["clips"]
-    return found
-
-
 class Home:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -134,6 +130,7 @@ class Home:
         self.held = self.root / "held"
         self.stamps = self.root / "stamps.json"
         self._plans: dict[int, Plan] = {}
+        self._records = Records()
         self.ahead = 0  # a round that this process is past, while its state is being written
 
     @property
@@ -280,8 +277,10 @@ class Home:
         return [self.plan(number) for number in range(1, self.current + 1)]
 
     def history(self) -> list[Line]:
-        """The records of all rounds in use."""
-        return [read_json(self.round(number).record) for number in range(1, self.current + 1)]
+        """The records of all rounds in use. Only the last one tells of other rounds."""
+        current = self.current
+        earlier = [self._records.own_part(self.round(number).record) for number in range(1, current)]
+        return [*earlier, read_json(self.round(current).record)] if current else []
 
     def seen(self) -> Seen:
         """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
@@ -312,13 +311,17 @@ class Home:
         _link(self.root / "current", f"rounds/{number:06d}")
 
     def use(self, number: int) -> None:
-        """Put a finished round to use, then remove states that are no longer kept."""
+        """Put a finished round to use, then remove what is no longer needed."""
         write_bytes(self.round(number).learner, self.file.read_bytes())
         self.link(number)
+        for each in map(self.round, range(1, number + 1)):
+            each.before.unlink(missing_ok=True)
         for old in map(self.round, range(1, number + 1 - self.settings.keep)):
             shutil.rmtree(old.checkpoints.folder, ignore_errors=True)
             old.weights.unlink(missing_ok=True)
             old.slow_weights.unlink(missing_ok=True)
+            with suppress(OSError, StellaError):  # a full disk, a lost record: the next time
+                self._records.shorten(old.record)
 
     def rollback(self, number: int) -> None:
         """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""

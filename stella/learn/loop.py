@@ -15,9 +15,10 @@ from stella import methods
 from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
-from stella.learn.home import ENDS, Home, Settings, learnt
+from stella.learn.home import ENDS, Home, Settings
 from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone
 from stella.learn.page import write_page
+from stella.learn.records import learnt, own_part
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over
 from stella.runs.build import check
@@ -239,7 +240,7 @@ class Session:
     def _done(self, record: Line | None) -> None:
         if record is not None:
             earlier = [each for each in self.rounds if each["round"] < record["round"]]
-            self.rounds = [*earlier, record]  # one whose state could not be written is done again
+            self.rounds = [*earlier, own_part(record)]  # one whose state could not be written is done again
             self.learner.once_in_use(partial(self.learner.say, told(record)))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:

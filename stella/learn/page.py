@@ -13,8 +13,9 @@ from stella.data.shards import DamagedSampleError, read_head
 from stella.data.skipped import in_words
 from stella.errors import number_of
 from stella.files import Line, write_text
-from stella.learn.home import Home, learnt
+from stella.learn.home import Home
 from stella.learn.measure import fell, judged
+from stella.learn.records import learnt
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
 

@@ -29,10 +29,11 @@ from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, measured, store, stored
-from stella.learn.home import Home, Plan, RoundFolder, learnt
+from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
+from stella.learn.records import learnt
 from stella.learn.sides import set_aside
 from stella.learn.vectors import Vectors, read_vectors, rows_of, write_vectors
 from stella.model import weights
@@ -45,8 +46,6 @@ from stella.runs.stop import Stop, Stopped
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, copied, fetched
 from stella.train.trainer import Trainer
-
-BEFORE = "before.pt"  # embeddings by the state before the round
 
 
 class KeptApartError(StellaError):
@@ -207,13 +206,12 @@ class Learner:
 
     def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Vectors:
         """Embeddings of the held-out clips by the state before the round, which the trainer has."""
-        path = folder.root / BEFORE
-        if not path.exists():
+        if not folder.before.exists():
             last = self.home.round(self.home.current).embeddings
             if self._last is None and self.home.current and last.exists():
                 self._known = read_vectors(last)
-            write_vectors(path, self._examiner.embed(trainer.method, held, self._known), "")
-        return read_vectors(path)
+            write_vectors(folder.before, self._examiner.embed(trainer.method, held, self._known), "")
+        return read_vectors(folder.before)
 
     def _train(self, folder: RoundFolder, plan: Plan, trainer: Trainer, skipped: Skipped) -> dict[str, float]:
         """Train to the end of the round and save its state; returns the mean losses."""
