@@ -29,7 +29,7 @@ from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.files import Line, lock, read_json, sweep, sync_folder, write_bytes, write_json, write_text
-from stella.learn.items import LOST, NOT_THERE, Item, Seen, Signature, gone
+from stella.learn.items import NOT_THERE, Item, Seen, Signature, gone
 from stella.learn.records import Records
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
@@ -360,14 +360,9 @@ class Home:
 
 
 def _add(seen: Seen, plan: Plan, skips: Mapping[str | int, Line], names: Iterable[str | int]) -> None:
-    """Add a round's clips. `names` are those in `skips` of the clips that it trains on.
-
-    A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
-    """
+    """Add a round's clips. `names` are those in `skips` of the clips that it trains on."""
     named = [*zip(plan.train, names, strict=False), *((item, item.id) for item in plan.held)]
-    bad = {item: skips[name]["reason"] for item, name in named if name in skips}
-    known = [item for item, _ in named if bad.get(item) not in LOST]
-    seen.add(known, [item for item in known if item in bad])
+    seen.add_round([item for item, _ in named], {item: skips[name]["reason"] for item, name in named if name in skips})
 
 
 def _list_skips(folder: RoundFolder, first: int) -> None:

@@ -5,9 +5,11 @@ was renamed, copied or touched is not new, and another video under a known path 
 known by its folder and id, and in other folders by its id and a checksum.
 """
 
+import errno
 import hashlib
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,7 +27,9 @@ from stella.media.decode import Plan, decode
 from stella.media.inputs import Inputs
 
 NOT_THERE = "not there any more"
-LOST = ("missing file", NOT_THERE)  # reasons that say nothing about a clip's content
+LOST = ("missing file", "broken link", "no permission", NOT_THERE)  # reasons that say nothing about a clip's content
+PASSING = ("time limit", "unreadable file")  # reasons that may not: a disk hung, the limit was too low
+TRIES = 3  # rounds with such a reason, after which it is the clip's
 SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
 
 Signature = tuple[int, ...]  # changes while a file is being written
@@ -63,7 +67,17 @@ class Seen:
     ids: set[str] = field(default_factory=set)  # with real paths of folders of clips
     contents: set[str] = field(default_factory=set)
     bad: dict[str, str] = field(default_factory=dict)  # stamps of clips that could not be used, by id
+    tries: Counter[str] = field(default_factory=Counter)  # rounds that failed for a passing reason, by content or id
     _real: dict[tuple[str, str], str] = field(default_factory=dict)  # paths of folders of clips
+
+    def add_round(self, items: Sequence[Item], skipped: Mapping[Item, str]) -> None:
+        """Add the clips of a round; those that it could not use are given with the reason. One that was moved or
+        deleted before it was read, or may be read another time, is not seen: wherever it turns up, it is new."""
+        passing = {item: item.content or self.id_of(item) for item in items if skipped.get(item) in PASSING}
+        self.tries.update(passing.values())
+        again = {item for item, name in passing.items() if self.tries[name] < TRIES}
+        known = [item for item in items if item not in again and skipped.get(item) not in LOST]
+        self.add(known, [item for item in known if item in skipped])
 
     def add(self, items: Iterable[Item], bad: Iterable[Item] = ()) -> None:
         wrong = {self.id_of(item): item.stamp for item in bad}
@@ -138,6 +152,8 @@ class Scanner:
     def _video(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
         try:
             signature = _signature(path)
+            if not os.access(path, os.R_OK):  # it may have been read before
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             return [(self._item(root, path, signature, path), signature)]
         except OSError as error:
             self._cannot(error)
@@ -182,7 +198,8 @@ class Scanner:
         return [(item, ()) for item in self._inside[folder][1]]  # written whole: there is nothing to wait for
 
     def _cannot(self, error: OSError) -> None:
-        self.problems.append(f"{error.filename} cannot be read ({error.strerror}); correct its permissions")
+        remedy = "correct its permissions" if isinstance(error, PermissionError) else "check the disk"
+        self.problems.append(f"{error.filename} cannot be read ({error.strerror}); {remedy}")
 
 
 def gone(root: str, device: int | None = None) -> bool:

@@ -20,7 +20,7 @@ from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_
 from stella.learn.page import write_page
 from stella.learn.records import learnt, own_part
 from stella.learn.round import KeptApartError, Learner, told
-from stella.learn.takeover import take_over
+from stella.learn.takeover import take_over, unknown
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.progress import say
@@ -157,7 +157,10 @@ def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run
 def _taken(home: Home, run: Path | str) -> str:
     records = [record for record in home.history() if "from" in record]
     clips, rounds = number_of(sum(map(learnt, records)), "clip"), number_of(len(records), "round")
-    return f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
+    said = f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
+    if lost := unknown(home.plans()[: len(records)]):
+        said += f"; {number_of(lost, 'clip')} of it cannot be read, and will count as new"
+    return said
 
 
 class Session:
