@@ -23,6 +23,7 @@ from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.views import View, view
 from stella.errors import ClipError, StellaError
+from stella.learn.cut import cut_up, left_out
 from stella.media.decode import Plan, decode
 from stella.media.inputs import Inputs
 
@@ -33,6 +34,7 @@ TRIES = 3  # rounds with such a reason, after which it is the clip's
 SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
 
 Signature = tuple[int, ...]  # changes while a file is being written
+Found = tuple["Item", Signature]
 
 
 class GoneError(StellaError):
@@ -47,6 +49,11 @@ class Item:
     recording: str  # a video's path; if another video had that path before, with its stamp
     stamp: str  # of its content
     device: int = 0  # of the root, which tells a folder that was emptied from one that is not mounted; 0: unknown
+
+    @property
+    def place(self) -> str:
+        """The path of the video, or of the folder of shards or packed clips."""
+        return f"{self.root}/{self.path}" if self.path else self.root
 
     @property
     def id(self) -> str:
@@ -121,7 +128,7 @@ class Scanner:
     problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
 
-    def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
+    def scan(self, root: str, seen: Seen) -> list[Found]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
         root = str(Path(root).resolve())  # now: a link may name another folder tomorrow
         try:
@@ -131,25 +138,39 @@ class Scanner:
             return []
         found = self._archive(root, Path(root)) if Path(root).is_file() else self._folders(root, seen)
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
+        new = [(item, signature) for item, signature in order if item not in seen]
+        return [(replace(seen.named(item), device=device), signature) for item, signature in self._uncut(new, found)]
 
-    def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
-        found: list[tuple[Item, Signature]] = []
+    def _folders(self, root: str, seen: Seen) -> list[Found]:
+        found: list[Found] = []
         for folder, subfolders, names in walk(Path(root), self._cannot):
             subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
             inner = "" if folder == Path(root) else folder.relative_to(root).as_posix()
-            if "clips.json" in names or any(name.startswith("shard-") and name.endswith(".tar") for name in names):
-                subfolders.clear()
-                found += self._inside_of(root, folder, inner, seen)
-                continue
+            if "clips.json" in names or any(map(_is_shard, names)):
+                inside = self._inside_of(root, folder, inner, seen)
+                found += inside
+                if not inside:  # until it can be read it is not known which videos it was made of
+                    subfolders.clear()
+                    continue
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     found += self._video(root, folder / name)
-                elif ARCHIVE.fullmatch(name):
+                elif ARCHIVE.fullmatch(name) and not _is_shard(name):
                     found += self._archive(root, folder / name)
         return found
 
-    def _video(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
+    def _uncut(self, new: list[Found], found: list[Found]) -> list[Found]:
+        """New items without the videos that clips beside or above them were made of."""
+        folders: dict[str, set[str]] = {}
+        for item, _ in found:
+            if item.clip:
+                folders.setdefault(item.place, set()).add(item.recording)
+        cut = cut_up((item.place for item, _ in new if not item.clip), folders) if folders else {}
+        self.problems += [left_out(*each) for each in cut.items()]
+        videos = set().union(*cut.values())
+        return [(item, signature) for item, signature in new if item.clip or item.place not in videos]
+
+    def _video(self, root: str, path: Path) -> list[Found]:
         try:
             signature = _signature(path)
             if not os.access(path, os.R_OK):  # it may have been read before
@@ -159,7 +180,7 @@ class Scanner:
             self._cannot(error)
             return []
 
-    def _archive(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
+    def _archive(self, root: str, path: Path) -> list[Found]:
         if not is_tar(path.name):
             self.problems.append(_compressed(path))
             return []
@@ -181,7 +202,7 @@ class Scanner:
             self.fresh = True
         return Item(root, name, "", name, self.stamps[key][1])
 
-    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[tuple[Item, Signature]]:
+    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[Found]:
         try:
             signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
             if self._inside.get(folder, ((), []))[0] != signature:
@@ -357,6 +378,10 @@ def check_source(root: str) -> None:
     raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips, or a tar archive of videos")
 
 
+def _is_shard(name: str) -> bool:
+    return name.startswith("shard-") and name.endswith(".tar")
+
+
 def _compressed(path: Path) -> str:
     remedy = f"make shards of it (stella prepare {path} SHARDS), or decompress it"
     return f"{path} is compressed, so that its videos cannot be read one by one; {remedy}"
@@ -368,6 +393,6 @@ def kind_of(root: str) -> tuple[str, str]:
     for folder, _, names in walk(Path(root), lambda error: None):
         if "clips.json" in names:
             return "packed", str(folder)
-        if any(name.startswith("shard-") and name.endswith(".tar") for name in names):
+        if any(map(_is_shard, names)):
             return "shards", str(folder)
     return "folder", root
