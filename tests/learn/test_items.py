@@ -65,7 +65,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
 
 
 def test_another_video_under_a_known_path_is_new_with_an_id_of_its_own(tmp_path: Path) -> None:
-    """A camera that reuses names. Each is set aside or learnt by itself."""
+    """A camera that reuses names."""
     seen, items = Seen(), list[Item]()
     for day in ("monday", "sunday", "friday"):
         file = write(tmp_path / "today.mp4", day)
