@@ -270,7 +270,7 @@ class Learner:
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]
             worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
-        return found | {"matching": self._examiner.matching(trainer.method, held)}
+        return found | self._examiner.matching(trainer.method, held)
 
     def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line, after: Vectors) -> None:
         """Weights and embeddings, behind."""

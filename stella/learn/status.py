@@ -10,14 +10,14 @@ from rich.text import Text
 from stella.errors import number_of
 from stella.files import Line
 from stella.learn.home import Home
-from stella.learn.measure import fell, judged
+from stella.learn.measure import fell, judged, matched
 from stella.learn.records import learnt
 
 SHOWN = 20  # newest rounds
 MEANING = (
     "A: mean of R@1/5/10 among clips set aside, before→after the round, %",
     "F: points lost since rounds were new; gap: between sounds and pictures",
-    "match: % of pairs told right by the matching module; bad: unusable clips",
+    "match: of so many pairs told right by the matching module; bad: unusable clips",
 )
 
 
@@ -63,7 +63,8 @@ def _row(record: Line) -> list[str]:
         str(record["set_aside"]),
         *(_pair(record[name]) for name in ("old", "new")),
         f"{record['gallery']:,}" if record["gallery"] else "–",
-        *(_figure(record[name]) for name in ("F", "gap", "matching")),
+        *(_figure(record[name]) for name in ("F", "gap")),
+        matched(record, 0),
         f"{sum(record['skipped'].values()):,}",
     ]
 

@@ -81,4 +81,5 @@ class Attached:
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
     both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
-    return {key: record[key] for key in ("round", "ended", "F", "gap", "matching")} | both
+    figures = {key: record[key] for key in ("round", "ended", "F", "gap", "matching")}
+    return figures | both | {"pairs": record.get("pairs", 0)}  # earlier versions did not count them
