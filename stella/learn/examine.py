@@ -47,7 +47,7 @@ class Examiner:
     def matching(self, method: Method, held: HeldOut) -> Line:
         """The record's part on the matching module: its accuracy in percent, None without one, and of how many pairs.
 
-        About half of the clips are judged, with two pairs each: one clip takes as long as embedding three.
+        About half of the clips are judged, with two pairs each: one clip takes as long as embedding two or three.
         """
         if method.avm is None or len(held) < 2:
             return {"matching": None, "pairs": 0}

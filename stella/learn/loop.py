@@ -159,7 +159,8 @@ def _taken(home: Home, run: Path | str) -> str:
     clips, rounds = number_of(sum(map(learnt, records)), "clip"), number_of(len(records), "round")
     said = f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
     if lost := unknown(home.plans()[: len(records)]):
-        said += f"; {number_of(lost, 'clip')} of it cannot be read, and will count as new"
+        said += f"; {number_of(lost, 'clip')} of it cannot be read, and will count as new; "
+        said += "to have them known, bring them back and take the run over in another folder"
     return said
 
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from stella.learn.page import render
 from stella.learn.records import own_part
 from stella.serve.answers import HttpError
 from stella.serve.learner import Attached
+from stella.serve.served import Served
 
 ROUNDS = 300
 
@@ -130,6 +132,12 @@ def test_a_page_that_is_served_reads_new_records_alone_and_a_picture_one(many: H
     with pytest.raises(HttpError, match="no such clip"):
         learner.picture(learner.tree()["forgetting"][0]["key"])
     assert reads == Counter({ROUNDS + 1: 2})  # one for the name
+
+
+def test_the_learner_behind_an_index_is_kept_between_requests(many: Home) -> None:
+    served = object.__new__(Served)
+    served.versions, served._learner = SimpleNamespace(home=lambda: str(many.root)), None  # type: ignore[assignment]
+    assert served.learner() is served.learner()
 
 
 def test_a_learner_goes_on_and_back_with_short_records(three: Path, tmp_path: Path) -> None:

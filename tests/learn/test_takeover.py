@@ -178,6 +178,7 @@ def test_a_run_whose_videos_moved_is_taken_over_without_them(of_videos: Path, tm
         (of_videos / "moved").rename(of_videos / "videos")
     plan = Home(tmp_path / "home").plan(1)
     assert done.exit_code == 0 and plan.train == plan.held == [] and plan.clips > 0, done.output
-    assert f"{plan.clips} clips of it cannot be read, and will count as new" in done.output.replace("\n", " ")
+    says = f"{plan.clips} clips of it cannot be read, and will count as new; to have them known, bring them back"
+    assert says in done.output.replace("\n", " ")
     learn(tmp_path / "home", [str(of_videos / "videos")], console=quiet())
     assert Home(tmp_path / "home").current == 2
