@@ -10,6 +10,7 @@ from stella.errors import number_of
 from stella.evaluate.after_task import MATCHING_CLIPS
 from stella.evaluate.matching import judged
 from stella.evaluate.retrieval import unit_a, unit_v
+from stella.files import Line
 from stella.learn.held import HeldOut
 from stella.learn.vectors import Vectors
 from stella.methods.base import Method
@@ -56,16 +57,20 @@ class Examiner:
         clips = f"{number_of(len(keys), 'clip')} set aside {'is' if len(keys) == 1 else 'are'}"
         return f"{clips} damaged and not measured; delete from {held.folder}: {names}"
 
-    def matching(self, method: Method, held: HeldOut) -> float | None:
-        """Accuracy of the matching module in percent; None without one."""
+    def matching(self, method: Method, held: HeldOut) -> Line:
+        """The record's part on the matching module: its accuracy in percent, None without one, and of how many pairs.
+
+        A quarter of the clips are judged, with two pairs each: one clip takes as long as embedding two or three.
+        """
         if method.avm is None or len(held) < 2:
-            return None
+            return {"matching": None, "pairs": 0}
         clips = min(MATCHING_CLIPS, BATCH * max(1, len(held) // (4 * BATCH)))
         some = torch.randperm(len(held), generator=generator("matching", 0))[:clips].tolist()
         draw, correct = generator(self.config.seed, "matching", 0), []
         for keys, batch in self._batches(held, [held.keys[index] for index in some]):
             correct.append(judged(method.eval_model, method.avm, batch[: len(keys)], draw, self.machine.autocast)[1])
-        return 100 * torch.cat(correct).double().mean().item() if correct else None
+        right = torch.cat(correct).double() if correct else None
+        return {"matching": None if right is None else 100 * right.mean().item(), "pairs": sum(map(len, correct))}
 
     def _batches(self, held: HeldOut, keys: Sequence[str]) -> Iterator[tuple[list[str], Batch]]:
         """These clips, if they can be read, in full batches: after its keys a batch repeats its last clip."""

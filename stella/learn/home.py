@@ -31,7 +31,8 @@ from stella.config import build, to_tree
 from stella.data.skipped import Skipped
 from stella.errors import ConfigError, StellaError
 from stella.files import Line, lock, read_json, sync_folder, write_bytes, write_json, write_text
-from stella.learn.items import LOST, Item, Seen, Signature
+from stella.learn.items import Item, Seen, Signature
+from stella.learn.records import Records
 from stella.learn.undo import recover
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig, inputs_of
@@ -84,6 +85,7 @@ class RoundFolder:
         self.skipped = root / "skipped.jsonl"
         self.weights = root / "model.safetensors"
         self.slow_weights = root / "slow.safetensors"
+        self.before = root / "before.pt"  # embeddings by the state before it, until it is in use
         self.embeddings = root / "embeddings.pt"
         self.record = root / "round.json"
         self.learner = root / "learner.json"
@@ -125,12 +127,6 @@ def without_end(config: RunConfig) -> RunConfig:
     return config
 
 
-def learnt(record: Line) -> int:
-    """How many clips a round was trained on: those that could be used."""
-    found: int = record["learnt"] if "learnt" in record else record["clips"]
-    return found
-
-
 class Home:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -138,6 +134,7 @@ class Home:
         self.held = self.root / "held"
         self.stamps = self.root / "stamps.json"
         self._plans: dict[int, Plan] = {}
+        self._records = Records()
         self.ahead = 0  # a round that this process is past, while its state is being written
 
     @property
@@ -320,8 +317,13 @@ class Home:
         self._plans.clear()
 
     def history(self) -> list[Line]:
-        """The records of all rounds in use."""
-        return [self.record(number) for number in range(1, self.current + 1)]
+        """The records of all rounds in use. Only the last one tells of other rounds."""
+        current = self.current
+        return [*map(self._own_part, range(1, current)), self.record(current)] if current else []
+
+    def _own_part(self, number: int) -> Line:
+        with self._explained(number, self.round(number).record):
+            return self._records.own_part(self.round(number).record)
 
     def seen(self) -> Seen:
         """Everything that was learnt, set aside, found unusable or dropped, and what rounds in progress have."""
@@ -354,24 +356,23 @@ class Home:
         _link(self.root / "current", f"rounds/{number:06d}")
 
     def use(self, number: int) -> None:
-        """Put a finished round to use, then remove states that are no longer kept."""
+        """Put a finished round to use, then remove what is no longer needed."""
         write_bytes(self.round(number).learner, self.file.read_bytes())
         self.link(number)
+        for each in map(self.round, range(1, number + 1)):
+            each.before.unlink(missing_ok=True)
         for old in map(self.round, range(1, number + 1 - self.settings.keep)):
             shutil.rmtree(old.checkpoints.folder, ignore_errors=True)
             old.weights.unlink(missing_ok=True)
             old.slow_weights.unlink(missing_ok=True)
+            with suppress(OSError, StellaError):  # a full disk, a lost record: the next time
+                self._records.shorten(old.record)
 
 
 def _add(seen: Seen, plan: Plan, skips: Mapping[str | int, Line], names: Iterable[str | int]) -> None:
-    """Add a round's clips. `names` are those in `skips` of the clips that it trains on.
-
-    A clip that was moved or deleted before it was read is not seen: wherever it turns up, it is new.
-    """
+    """Add a round's clips. `names` are those in `skips` of the clips that it trains on."""
     named = [*zip(plan.train, names, strict=False), *((item, item.id) for item in plan.held)]
-    bad = {item: skips[name]["reason"] for item, name in named if name in skips}
-    known = [item for item, _ in named if bad.get(item) not in LOST]
-    seen.add(known, [item for item in known if item in bad])
+    seen.add_round([item for item, _ in named], {item: skips[name]["reason"] for item, name in named if name in skips})
 
 
 def _left_by_a_kill(path: Path) -> bool:

@@ -5,9 +5,11 @@ was renamed, copied or touched is not new, and another video under a known path 
 known by its folder and id, and in other folders by its id and a checksum.
 """
 
+import errno
 import hashlib
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,18 +23,19 @@ from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.views import View, view
 from stella.errors import ClipError, StellaError
+from stella.learn.cut import cut_up, left_out
+from stella.learn.disks import refuse_gone
 from stella.media.decode import Plan, decode
 from stella.media.inputs import Inputs
 
 NOT_THERE = "not there any more"
-LOST = ("missing file", NOT_THERE)  # reasons that say nothing about a clip's content
+LOST = ("missing file", "broken link", "no permission", NOT_THERE)  # reasons that say nothing about a clip's content
+PASSING = ("time limit", "unreadable file")  # reasons that may not: a disk hung, the limit was too low
+TRIES = 3  # rounds with such a reason, after which it is the clip's
 SAMPLE = 1 << 16  # bytes at both ends of a file that tell it from others of its length
 
 Signature = tuple[int, ...]  # changes while a file is being written
-
-
-class GoneError(StellaError):
-    """A folder that was there is not: a disk that was unmounted. Whoever knows HOME says what to do."""
+Found = tuple["Item", Signature]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Item:
     recording: str  # a video's path; if another video had that path before, with its stamp
     stamp: str  # of its content
     device: int = 0  # of the root, which tells a folder that was emptied from one that is not mounted; 0: unknown
+
+    @property
+    def place(self) -> str:
+        """The path of the video, or of the folder of shards or packed clips."""
+        return f"{self.root}/{self.path}" if self.path else self.root
 
     @property
     def id(self) -> str:
@@ -63,7 +71,17 @@ class Seen:
     ids: set[str] = field(default_factory=set)  # with real paths of folders of clips
     contents: set[str] = field(default_factory=set)
     bad: dict[str, str] = field(default_factory=dict)  # stamps of clips that could not be used, by id
+    tries: Counter[str] = field(default_factory=Counter)  # rounds that failed for a passing reason, by content or id
     _real: dict[tuple[str, str], str] = field(default_factory=dict)  # paths of folders of clips
+
+    def add_round(self, items: Sequence[Item], skipped: Mapping[Item, str]) -> None:
+        """Add the clips of a round; those that it could not use are given with the reason. One that was moved or
+        deleted before it was read, or may be read another time, is not seen: wherever it turns up, it is new."""
+        passing = {item: item.content or self.id_of(item) for item in items if skipped.get(item) in PASSING}
+        self.tries.update(passing.values())
+        again = {item for item, name in passing.items() if self.tries[name] < TRIES}
+        known = [item for item in items if item not in again and skipped.get(item) not in LOST]
+        self.add(known, [item for item in known if item in skipped])
 
     def add(self, items: Iterable[Item], bad: Iterable[Item] = ()) -> None:
         wrong = {self.id_of(item): item.stamp for item in bad}
@@ -107,7 +125,7 @@ class Scanner:
     problems: list[str] = field(default_factory=list)  # of the last scan: what could not be listed
     _inside: dict[Path, tuple[Signature, list[Item]]] = field(default_factory=dict)
 
-    def scan(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
+    def scan(self, root: str, seen: Seen) -> list[Found]:
         """All new items of a folder or archive in order, with signatures that change while they are being written."""
         root = str(Path(root).resolve())  # now: a link may name another folder tomorrow
         try:
@@ -117,33 +135,49 @@ class Scanner:
             self._cannot(error)
             return []
         order = sorted(found, key=lambda each: each[0].path)  # stable: clips of one folder keep its order
-        return [(replace(seen.named(item), device=device), signature) for item, signature in order if item not in seen]
+        new = [(item, signature) for item, signature in order if item not in seen]
+        return [(replace(seen.named(item), device=device), signature) for item, signature in self._uncut(new, found)]
 
-    def _folders(self, root: str, seen: Seen) -> list[tuple[Item, Signature]]:
-        found: list[tuple[Item, Signature]] = []
+    def _folders(self, root: str, seen: Seen) -> list[Found]:
+        found: list[Found] = []
         for folder, subfolders, names in walk(Path(root), self._cannot):
             subfolders[:] = sorted(name for name in subfolders if not name.endswith(".tmp"))
             inner = "" if folder == Path(root) else folder.relative_to(root).as_posix()
-            if "clips.json" in names or any(name.startswith("shard-") and name.endswith(".tar") for name in names):
-                subfolders.clear()
-                found += self._inside_of(root, folder, inner, seen)
-                continue
+            if "clips.json" in names or any(map(_is_shard, names)):
+                inside = self._inside_of(root, folder, inner, seen)
+                found += inside
+                if not inside:  # until it can be read it is not known which videos it was made of
+                    subfolders.clear()
+                    continue
             for name in sorted(names):
                 if Path(name).suffix.lower() in VIDEO_SUFFIXES:
                     found += self._video(root, folder / name)
-                elif ARCHIVE.fullmatch(name):
+                elif ARCHIVE.fullmatch(name) and not _is_shard(name):
                     found += self._archive(root, folder / name)
         return found
 
-    def _video(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
+    def _uncut(self, new: list[Found], found: list[Found]) -> list[Found]:
+        """New items without the videos that clips beside or above them were made of."""
+        folders: dict[str, set[str]] = {}
+        for item, _ in found:
+            if item.clip:
+                folders.setdefault(item.place, set()).add(item.recording)
+        cut = cut_up((item.place for item, _ in new if not item.clip), folders) if folders else {}
+        self.problems += [left_out(*each) for each in cut.items()]
+        videos = set().union(*cut.values())
+        return [(item, signature) for item, signature in new if item.clip or item.place not in videos]
+
+    def _video(self, root: str, path: Path) -> list[Found]:
         try:
             signature = _signature(path)
+            if not os.access(path, os.R_OK):  # it may have been read before
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             return [(self._item(root, path, signature, path), signature)]
         except OSError as error:
             self._cannot(error)
             return []
 
-    def _archive(self, root: str, path: Path) -> list[tuple[Item, Signature]]:
+    def _archive(self, root: str, path: Path) -> list[Found]:
         if not is_tar(path.name):
             self.problems.append(_compressed(path))
             return []
@@ -165,7 +199,7 @@ class Scanner:
             self.fresh = True
         return Item(root, name, "", name, self.stamps[key][1])
 
-    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[tuple[Item, Signature]]:
+    def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[Found]:
         try:
             signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
             if self._inside.get(folder, ((), []))[0] != signature:
@@ -182,34 +216,8 @@ class Scanner:
         return [(item, ()) for item in self._inside[folder][1]]  # written whole: there is nothing to wait for
 
     def _cannot(self, error: OSError) -> None:
-        remedy = "correct its permissions, or mount it again"
+        remedy = "correct its permissions" if isinstance(error, PermissionError) else "check the disk or mount"
         self.problems.append(f"{error.filename} cannot be read ({error.strerror}); {remedy}")
-
-
-def is_there(root: str) -> bool:
-    """Whether a path names anything that can be reached; of a mount that has died `Path.exists` raises the error."""
-    try:
-        Path(root).stat()
-    except OSError:
-        return False
-    return True
-
-
-def gone(root: str, device: int | None = None) -> bool:
-    """Whether a folder or archive is not there, or is empty as the place of an unmounted disk is.
-
-    An empty folder that is still on its `device` was emptied: it is there.
-    """
-    try:
-        empty = not Path(root).is_file() and next(os.scandir(root), None) is None
-        return empty and Path(root).stat().st_dev != device
-    except OSError:
-        return True
-
-
-def _refuse_gone(root: str, device: int) -> None:
-    if gone(root, device):
-        raise GoneError(f"{root} is gone")
 
 
 def opened(items: Sequence[Item], inputs: Inputs) -> View:
@@ -242,7 +250,7 @@ class Present:
                 raise ClipError(self.root, NOT_THERE, "restore it, or leave it")
             return self.source.clip(index, window) if isinstance(self.source, Windowed) else self.source[index]
         except (ClipError, OSError):
-            _refuse_gone(self.root, self.device)
+            refuse_gone(self.root, self.device)
             raise
 
     def location(self, index: int) -> str:
@@ -281,13 +289,13 @@ def _open(
     root: str, inner: str | None, device: int, wanted: Mapping[str, str], inputs: Inputs
 ) -> tuple[Source, dict[str, int]]:
     """A source that holds these clips, and where."""
-    _refuse_gone(root, device)
+    refuse_gone(root, device)
     if inner is None:
         return Present(Videos(root, wanted, inputs.plan()), root, device), {name: i for i, name in enumerate(wanted)}
     try:
         source = _container(Path(root) / inner, inputs)
     except (StellaError, OSError):
-        _refuse_gone(root, device)
+        refuse_gone(root, device)
         return Present(Videos(root, {}, Plan()), root, device), {}  # deleted, or damaged: its clips cannot be used
     positions = {source.origin(i).id: i for i in range(len(source))}
     whole = isinstance(source, Packed) and all(name in positions for name in wanted)
@@ -348,6 +356,10 @@ def check_source(root: str) -> None:
     raise StellaError(f"{root} is not a folder; give one of videos, shards or packed clips, or a tar archive of videos")
 
 
+def _is_shard(name: str) -> bool:
+    return name.startswith("shard-") and name.endswith(".tar")
+
+
 def _compressed(path: Path) -> str:
     remedy = f"make shards of it (stella prepare {path} SHARDS), or decompress it"
     return f"{path} is compressed, so that its videos cannot be read one by one; {remedy}"
@@ -359,6 +371,6 @@ def kind_of(root: str) -> tuple[str, str]:
     for folder, _, names in walk(Path(root), lambda error: None):
         if "clips.json" in names:
             return "packed", str(folder)
-        if any(name.startswith("shard-") and name.endswith(".tar") for name in names):
+        if any(map(_is_shard, names)):
             return "shards", str(folder)
     return "folder", root

@@ -14,12 +14,13 @@ from stella.config import spelt, to_tree
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line
 from stella.learn import undo
-from stella.learn.disks import explained, full
-from stella.learn.home import ENDS, Home, Settings, learnt
-from stella.learn.items import GoneError, Item, Scanner, Seen, Signature, check_source, gone, is_there
+from stella.learn.disks import GoneError, explained, full, gone, is_there
+from stella.learn.home import ENDS, Home, Settings
+from stella.learn.items import Item, Scanner, Seen, Signature, check_source
 from stella.learn.page import write_page
+from stella.learn.records import learnt, own_part
 from stella.learn.round import KeptApartError, Learner, told
-from stella.learn.takeover import take_over
+from stella.learn.takeover import take_over, unknown
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.progress import say
@@ -157,7 +158,11 @@ def _opened(home: Home, config: RunConfig | None, settings: Settings | None, run
 def _taken(home: Home, run: Path | str) -> str:
     records = [record for record in home.history() if "from" in record]
     clips, rounds = number_of(sum(map(learnt, records)), "clip"), number_of(len(records), "round")
-    return f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
+    said = f"{home.root} goes on from {run}: its model, optimiser and memory, {clips} learnt in {rounds}"
+    if lost := unknown(home.plans()[: len(records)]):
+        said += f"; {number_of(lost, 'clip')} of it cannot be read, and will count as new; "
+        said += "to have them known, bring them back and take the run over in another folder"
+    return said
 
 
 class Session:
@@ -243,7 +248,7 @@ class Session:
     def _done(self, record: Line | None) -> None:
         if record is not None:
             earlier = [each for each in self.rounds if each["round"] < record["round"]]
-            self.rounds = [*earlier, record]  # one whose state could not be written is done again
+            self.rounds = [*earlier, own_part(record)]  # one whose state could not be written is done again
             self.learner.once_in_use(partial(self.learner.say, told(record)))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:

@@ -110,6 +110,13 @@ def fell(record: Line) -> str:
     return f"{fall(record):.1f}{'' if margin is None else f' ± {margin:.1f}'} points"
 
 
+def matched(record: Line, digits: int = 1) -> str:
+    """The accuracy of the matching module, and of how many pairs it is; earlier versions did not count them."""
+    if record["matching"] is None:
+        return "–"
+    return f"{record['matching']:.{digits}f}%" + (f" of {pairs}" if (pairs := record.get("pairs")) else "")
+
+
 def by_round(ids: Tensor, clips: Sequence[int]) -> list[int]:
     """How many of these ids of the stream belong to each round, whose numbers of clips are given."""
     ends = torch.tensor(clips).cumsum(0)

@@ -13,8 +13,9 @@ from stella.data.shards import DamagedSampleError, read_head
 from stella.data.skipped import in_words
 from stella.errors import number_of
 from stella.files import Line, write_text
-from stella.learn.home import Home, learnt
-from stella.learn.measure import fell, judged
+from stella.learn.home import Home
+from stella.learn.measure import fell, judged, matched
+from stella.learn.records import learnt
 from stella.report.page import TEMPLATES
 from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
 
@@ -41,6 +42,8 @@ def render(home: Home) -> str:
         name=home.root.absolute().name,
         story=_story(history),
         notes=[_apart(apart)] if apart else [],
+        last=f"round {last['round']}{', which is kept apart' if apart else ''}" if last else "",
+        measured=f"{last['gallery']:,}" if last else "",
         curves=_curves(shown) if any(record["gallery"] > 1 for record in shown) else None,
         memory=_memory(last["memory"], shown) if last and last["memory"] else None,
         sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
@@ -57,14 +60,15 @@ def _story(history: Sequence[Line]) -> list[str]:
     first, last = history[0], history[-1]
     clips = sum(map(learnt, history))
     aside = sum(record["set_aside"] for record in history)
-    story = [
-        f"{number_of(clips, 'clip')} learnt in {number_of(len(history), 'round')} since {_date(first)}; {aside:,} set "
-        f"aside, {last['gallery']:,} of them measured."
-    ]
+    measured = f"{aside:,} set aside, {last['gallery']:,} of them measured"
+    if last["gallery"] < 2:
+        measured = f"too few set aside to measure with ({aside:,})"
+    rounds = number_of(len(history), "round")
+    story = [f"{number_of(clips, 'clip')} learnt in {rounds} since {_date(first)}; {measured}."]
     if last["old"]:
         story.append(
-            f"In the last round, on {_date(last)}, accuracy on old clips went from {last['old']['before']:.1f}% to "
-            f"{last['old']['after']:.1f}%."
+            f"In round {last['round']}, which is in use, on {_date(last)}, accuracy on old clips went from "
+            f"{last['old']['before']:.1f}% to {last['old']['after']:.1f}%."
         )
     if last["F"] is not None:
         story.append(f"Since each round was new, its clips have lost {last['F']:.1f} points from their best (F).")
@@ -167,7 +171,8 @@ def _row(record: Line, apart: bool) -> list[str]:
         _date(record),
         f"{learnt(record):,}",
         *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
-        *("–" if record[name] is None else f"{record[name]:.1f}" for name in ("F", "gap", "matching")),
+        *("–" if record[name] is None else f"{record[name]:.1f}" for name in ("F", "gap")),
+        matched(record) + (" pairs" if record.get("pairs") else ""),
         in_words(record["skipped"]) or "–",
         f"{record['seconds']['all']:.0f} s",
     ]

@@ -29,10 +29,11 @@ from stella.files import Line, write_bytes, write_json
 from stella.learn.behind import Behind
 from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, measured, store, stored
-from stella.learn.home import Home, Plan, RoundFolder, learnt
+from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
 from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
+from stella.learn.records import learnt
 from stella.learn.sides import set_aside
 from stella.learn.vectors import Vectors, known_vectors, rows_of, write_vectors
 from stella.model import weights
@@ -45,8 +46,6 @@ from stella.runs.stop import Stop
 from stella.runs.training import MOST_SKIPPED
 from stella.train.checkpoint import Checkpoints, DamagedError, State, copied, fetched
 from stella.train.trainer import Trainer
-
-BEFORE = "before.pt"  # embeddings by the state before the round
 
 
 class KeptApartError(StellaError):
@@ -209,12 +208,11 @@ class Learner:
 
     def _before(self, folder: RoundFolder, trainer: Trainer, held: HeldOut) -> Vectors:
         """Embeddings of the held-out clips by the state before the round, which the trainer has."""
-        path = folder.root / BEFORE
-        if (before := known_vectors(path)) is None:
+        if (before := known_vectors(folder.before)) is None:
             if self._last is None:
                 self._known = known_vectors(self.home.round(self.home.current).embeddings) or {}
             before = self._examiner.embed(trainer.method, held, self._known)
-            write_vectors(path, before, "")
+            write_vectors(folder.before, before, "")
         return before
 
     def _saved(self, folder: RoundFolder) -> State | None:
@@ -283,7 +281,7 @@ class Learner:
         for worst in found["worst"]:
             clip = held.clips[both[worst["clip"]]]
             worst |= {"clip": clip.key, "id": clip.item.id, "round": clip.round}
-        return found | {"matching": self._examiner.matching(trainer.method, held)}
+        return found | self._examiner.matching(trainer.method, held)
 
     def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line, after: Vectors) -> None:
         """Weights and embeddings, behind."""

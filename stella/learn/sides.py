@@ -2,7 +2,8 @@
 
 The same recording may come again under another name: `a/film.mp4` in a folder of videos is `film.mp4` in shards of
 folder `a`. It stays on the side on which it came first. Two names are taken for one recording if one is the end of the
-other. Videos are compared by content instead (`items.Seen`): one that is new is another recording.
+other. Videos are compared by content instead (`items.Seen`), and one that is new is another recording, unless its path
+had a video before: that may have been a part of it, taken while it was being written.
 """
 
 from collections import defaultdict
@@ -29,7 +30,8 @@ class _Recordings:
 
     def __contains__(self, item: Item) -> bool:
         name, last = _name(item)
-        known = self.cut.get(last, set()) | (self.videos.get(last, set()) if item.clip else set())
+        videos = self.videos.get(last, set())
+        known = self.cut.get(last, set()) | (videos if item.clip else videos & {name})
         return any(one.endswith(name) or name.endswith(one) for one in known)
 
 
@@ -42,8 +44,9 @@ def _name(item: Item) -> tuple[str, str]:
 def set_aside(items: Sequence[Item], plans: Sequence[Plan], share: float) -> list[Item]:
     """Those of new items that are not trained on; `plans` are those of earlier rounds."""
     earlier = (item for plan in plans for item in (*plan.train, *plan.held))
-    if not any(item.clip for item in chain(items, earlier)):
-        return [item for item in items if is_held(item, share)]  # videos alone: all are different
+    again = any(item.recording != item.path for item in items)
+    if not again and not any(item.clip for item in chain(items, earlier)):
+        return [item for item in items if is_held(item, share)]  # videos alone, all at paths of their own
     held = _Recordings(item for plan in plans for item in plan.held)
     trained = _Recordings(item for plan in plans for item in plan.train)
     aside = []

@@ -9,14 +9,15 @@ from rich.text import Text
 
 from stella.errors import number_of
 from stella.files import Line
-from stella.learn.home import Home, learnt
-from stella.learn.measure import fell, judged
+from stella.learn.home import Home
+from stella.learn.measure import fell, judged, matched
+from stella.learn.records import learnt
 
 SHOWN = 20  # newest rounds
 MEANING = (
     "A: mean of R@1/5/10 among clips set aside, before→after the round, %",
     "F: points lost since rounds were new; gap: between sounds and pictures",
-    "match: % of pairs told right by the matching module; bad: unusable clips",
+    "match: of so many pairs told right by the matching module; bad: unusable clips",
 )
 
 
@@ -38,10 +39,11 @@ def status_table(home: Home) -> Group:
         "bad",
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    for record in home.history()[-SHOWN:]:
+    history = home.history()
+    for record in history[-SHOWN:]:
         table.add_row(*_row(record))
     current, following = home.current, home.next
-    lines = list(MEANING) if home.history() else []
+    lines = list(MEANING) if history else []
     lines.append(home.in_use if current else "nothing is learnt yet")
     if apart := following.kept_apart:
         lines.append(f"round {following.number} is kept apart: A on old clips fell by {fell(apart)} ({judged(apart)})")
@@ -61,7 +63,8 @@ def _row(record: Line) -> list[str]:
         str(record["set_aside"]),
         *(_pair(record[name]) for name in ("old", "new")),
         f"{record['gallery']:,}" if record["gallery"] else "–",
-        *(_figure(record[name]) for name in ("F", "gap", "matching")),
+        *(_figure(record[name]) for name in ("F", "gap")),
+        matched(record, 0),
         f"{sum(record['skipped'].values()):,}",
     ]
 

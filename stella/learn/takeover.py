@@ -1,5 +1,7 @@
 """From a finished run to a learner: its tasks become the first rounds, its evaluation clips are set aside."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,8 @@ from stella.data.folder import Folder
 from stella.data.packed import Packed
 from stella.data.shards import Shards
 from stella.data.skipped import Skipped
-from stella.data.views import View, part
+from stella.data.tasks import Tasks
+from stella.data.views import View, part, view
 from stella.embed import load
 from stella.embed.translate import Measured
 from stella.errors import StellaError
@@ -20,7 +23,7 @@ from stella.files import Line, write_bytes, write_json
 from stella.learn.held import HeldClip, kept, store
 from stella.learn.home import Home, Plan, Settings, without_end
 from stella.learn.items import Item, content
-from stella.runs.config import inputs_of, stored_config
+from stella.runs.config import RunConfig, inputs_of, stored_config
 from stella.runs.folder import RunFolder
 from stella.train.checkpoint import Checkpoints
 
@@ -40,14 +43,7 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     state = Checkpoints(folder.checkpoints).load()
     if state is None:
         raise StellaError(f"the checkpoints of {run} are gone, and its weights alone are not a state; restore them")
-    trained, evaluated = config.data.train_tasks(cache=False), config.data.eval_tasks(cache=False)
-    began = datetime.now(UTC).isoformat(timespec="seconds")
-    plans = [
-        Plan(config.stream.epochs, began, len(t), _items(t, run), _items(e, run, f"evaluation/{name}/"))
-        for (name, t), (_, e) in zip(trained, evaluated, strict=True)
-    ]
-    if [plan.clips for plan in plans] != state["trainer"]["stream"]["plan"]["clips"]:
-        raise StellaError(f"the clips of {run} are not those that it was trained on; restore them")
+    evaluated, plans = _tasks(config, run, state["trainer"]["stream"]["plan"]["clips"])
     home.check_free(Path(run).resolve())
     write_json(home.root / "takeover.json", {"run": str(Path(run).resolve())})
     for number, (plan, (name, source)) in enumerate(zip(plans, evaluated, strict=True), 1):
@@ -70,9 +66,35 @@ def take_over(home: Home, run: Path | str, settings: Settings) -> None:
     home.create(config, settings)
 
 
+def _tasks(config: RunConfig, run: Path | str, clips: Sequence[int]) -> tuple[Tasks, list[Plan]]:
+    """The evaluation clips of a run, and its tasks as plans of rounds. `clips` are the numbers that it trained on.
+
+    A run whose data are gone, or moved, has a state all the same: its plans list no clips.
+    """
+    epochs, began = config.stream.epochs, datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        trained, evaluated = config.data.train_tasks(cache=False), config.data.eval_tasks(cache=False)
+    except StellaError:
+        nothing: Tasks = [(f"task {number}", view([], [])) for number in range(1, len(clips) + 1)]
+        return nothing, [Plan(epochs, began, count, [], []) for count in clips]
+    plans = [
+        Plan(epochs, began, len(t), _items(t, run), _items(e, run, f"evaluation/{name}/"))
+        for (name, t), (_, e) in zip(trained, evaluated, strict=True)
+    ]
+    if [plan.clips for plan in plans] != list(clips):
+        raise StellaError(f"the clips of {run} are not those that it was trained on; restore them")
+    return evaluated, plans
+
+
+def unknown(plans: Sequence[Plan]) -> int:
+    """How many clips of these rounds, taken over from a run, are not known when they come again."""
+    lost = sum(plan.clips for plan in plans if not (plan.train or plan.held))
+    return lost + sum(not item.content for plan in plans for item in (*plan.train, *plan.held) if not item.clip)
+
+
 def _items(source: Source, run: Path | str, rendered: str = "") -> list[Item]:
     """The clips of folders, shards and packed arrays, which later rounds know again. Of others those with a name in
-    `rendered`."""
+    `rendered`. A file that cannot be read is listed without a stamp."""
     items = []
     for index in range(len(source)):
         found = source.stored(index) if isinstance(source, View) else None
@@ -83,7 +105,10 @@ def _items(source: Source, run: Path | str, rendered: str = "") -> list[Item]:
             continue
         origin, root = stored.origin(inside), str(stored.root)
         if isinstance(stored, Folder):
-            items.append(Item(root, origin.id, "", origin.id, content(Path(root) / origin.id)))
+            stamp = ""
+            with suppress(OSError):
+                stamp = content(Path(root) / origin.id)
+            items.append(Item(root, origin.id, "", origin.id, stamp))
         else:
             items.append(Item(root, "", origin.id, origin.recording, stored.stamp(inside)))
     return items
@@ -91,7 +116,7 @@ def _items(source: Source, run: Path | str, rendered: str = "") -> list[Item]:
 
 def _listed(plan: Plan) -> Plan:
     """Without the clips that are on no disk, which never come again."""
-    return replace(plan, train=[item for item in plan.train if item.stamp])
+    return replace(plan, train=[item for item in plan.train if item.path or item.stamp])
 
 
 def _store(own: list[HeldClip], plan: Plan, source: Source, home: Home, seconds: float) -> None:

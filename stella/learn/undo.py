@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stella.data.skipped import Skipped
 from stella.errors import StellaError
 from stella.files import read_json, sweep, sync_folder, write_json
-from stella.learn.items import gone
+from stella.learn.disks import gone
 
 if TYPE_CHECKING:
     from stella.learn.home import Home, RoundFolder

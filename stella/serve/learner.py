@@ -14,7 +14,8 @@ SHOWN = 200  # newest rounds
 
 
 class Attached:
-    """The learner behind a model's name, if it is one. Its folder is only read, and may change at any time."""
+    """The learner behind a model's name, if it is one. Its folder is only read, and may change at any time: what is
+    kept of it is the records of earlier rounds, which are many."""
 
     def __init__(self, root: str) -> None:
         from stella.learn.home import Home  # all of training: only where there is a learner
@@ -30,7 +31,7 @@ class Attached:
             raise HttpError(503, "the learner cannot be read just now; try again", retry=5) from error
 
     def _tree(self) -> dict[str, Any]:
-        from stella.learn.home import learnt
+        from stella.learn.records import learnt
 
         history, following = self.home.history(), self.home.next
         last = history[-1] if history else None
@@ -68,16 +69,17 @@ class Attached:
         """A JPEG: the first stored frame of a clip that it is forgetting."""
         from stella.data.shards import DamagedSampleError, read_head
 
-        known = {each["key"] for each in self.tree()["forgetting"]}
         try:
-            if key not in known:
+            last = self.home.round(self.home.current).ended
+            if last is None or key not in {each["clip"] for each in last["worst"]}:
                 raise FileNotFoundError
             with (self.home.held / f"{key}.tar").open("rb") as file:
                 return read_head(file, 0).read(file, 0)
-        except (OSError, DamagedSampleError) as error:
+        except (OSError, StellaError, DamagedSampleError) as error:
             raise HttpError(404, "there is no such clip any more") from error
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
     both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
-    return {key: record[key] for key in ("round", "ended", "F", "gap", "matching")} | both
+    figures = {key: record[key] for key in ("round", "ended", "F", "gap", "matching")}
+    return figures | both | {"pairs": record.get("pairs", 0)}  # earlier versions did not count them

@@ -30,6 +30,7 @@ class Served:
         self.jobs = Jobs(limits.workers, limits.waiting, limits.seconds, log)
         self.jobs.warm(Warm(self.weights()))
         self.cache = Cache()
+        self._learner: Attached | None = None
         self._state: tuple[float, dict[str, Any]] = (-WATCH, {})
 
     def close(self) -> None:
@@ -63,7 +64,9 @@ class Served:
         """The learner that made the index, as it is now."""
         if (home := self.versions.home()) is None:
             raise HttpError(404, "no learner made this index")
-        return Attached(home)
+        if self._learner is None or self._learner.root != Path(home):
+            self._learner = Attached(home)
+        return self._learner
 
     def state(self) -> dict[str, Any]:
         """Counted every few seconds: an index may have millions of windows."""

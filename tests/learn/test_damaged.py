@@ -15,7 +15,7 @@ from stella.embed.translate import state_in_use
 from stella.errors import StellaError
 from stella.learn.home import Home
 from stella.learn.loop import learn, rollback
-from stella.learn.round import BEFORE, Learner
+from stella.learn.round import Learner
 from stella.runs.stop import Stopped
 
 
@@ -103,7 +103,7 @@ def test_damaged_embeddings_are_computed_again(
 ) -> None:
     """Those of the state in use, and those that a round began with."""
     home = begun("_train")
-    for path in (Home(home).round(3).embeddings, Home(home).round(4).root / BEFORE):
+    for path in (Home(home).round(3).embeddings, Home(home).round(4).before):
         assert path.exists()
         path.write_bytes(content)
     assert state_in_use(home) == ""

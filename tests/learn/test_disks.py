@@ -16,8 +16,9 @@ from rich.console import Console
 
 from stella.errors import StellaError
 from stella.learn import held, items, loop, round
+from stella.learn.disks import GoneError
 from stella.learn.home import Home, Settings
-from stella.learn.items import GoneError, Scanner, Seen, opened
+from stella.learn.items import Scanner, Seen, opened
 from stella.learn.loop import KEPT_APART, PAUSE, Outcome, Session, Watch, learn
 from stella.media.inputs import Inputs
 from stella.runs.stop import Stopped

@@ -11,7 +11,7 @@ import torch
 from helpers.learning import config_for, packed, quiet
 
 import stella
-from stella.clip import Clip
+from stella.clip import Batch, Clip
 from stella.evaluate import retrieval
 from stella.learn import examine
 from stella.learn.examine import BATCH, Examiner
@@ -96,7 +96,8 @@ def test_all_passes_have_one_size(home: Home, held: HeldOut, device: str, monkey
         some = held.only(held.keys[:clips])
         ours.read(some)
         assert ours.embed(method, some, {}).keys() == set(some.keys)
-    assert 0 <= (ours.matching(method, held) or -1) <= 100
+    found = ours.matching(method, held)
+    assert 0 <= found["matching"] <= 100 and found["pairs"] == 2 * BATCH
     assert sizes == {"unit_a": {BATCH}, "unit_v": {BATCH}, "judged": {BATCH}}
 
 
@@ -150,4 +151,20 @@ def test_a_clip_that_cannot_be_read_is_left_out(home: Home, held: HeldOut, tmp_p
     ours, _ = examiner(home)
     ours.read(there)
     assert close(ours.embed(method, there, {}), {k: v for k, v in expected.items() if k not in (damaged, gone)})
-    assert ours.matching(method, there) is not None
+    assert ours.matching(method, there)["matching"] is not None
+
+
+@pytest.mark.parametrize(("measured", "pairs"), [(1, 0), (9, 18), (20, 32), (80, 32), (128, 64), (500, 160)])
+def test_a_quarter_of_the_clips_are_judged_by_the_matching_module(
+    measured: int, pairs: int, home: Home, held: HeldOut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, method = examiner(home)
+    clips = [ours._read(held, held.keys[:1])[held.keys[0]]] * 2
+
+    def batches(self: Examiner, held: HeldOut, keys: list[str]) -> list[tuple[list[str], Batch]]:
+        return [(keys, Batch.cat(clips * (len(keys) // 2 + 1)))]
+
+    monkeypatch.setattr(Examiner, "_batches", batches)
+    some = HeldOut(held.folder, [held.clips[0]] * measured)
+    found = ours.matching(method, some)
+    assert found["pairs"] == pairs and (found["matching"] is None) == (measured == 1)

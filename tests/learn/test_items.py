@@ -17,9 +17,10 @@ from stella.data.skipped import Skipped
 from stella.errors import ClipError
 from stella.files import write_json
 from stella.learn import items, undo
+from stella.learn.disks import GoneError, gone
 from stella.learn.held import kept
 from stella.learn.home import Home, Plan
-from stella.learn.items import NOT_THERE, GoneError, Item, Scanner, Seen, content, gone, opened
+from stella.learn.items import NOT_THERE, Item, Scanner, Seen, content, opened
 from stella.media.inputs import Inputs
 
 INPUTS = Inputs(0.64, 32, 36, 4, None, 64)
@@ -65,7 +66,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
 
 
 def test_another_video_under_a_known_path_is_new_with_an_id_of_its_own(tmp_path: Path) -> None:
-    """A camera that reuses names. Each is set aside or learnt by itself."""
+    """A camera that reuses names."""
     seen, items = Seen(), list[Item]()
     for day in ("monday", "sunday", "friday"):
         file = write(tmp_path / "today.mp4", day)
@@ -275,3 +276,51 @@ def test_a_clip_that_moved_before_it_was_read_is_new(tmp_path: Path) -> None:
     assert [item.recording for item in items if item in home.seen()] == ["learnt", "bad", "aside"]
     [again] = kept([home.plan(1), Plan(1, "", 0, [], [items[4]])], 9)[1:]
     assert again.round == 2 and again.item == items[4]  # it is in one round only
+
+
+@pytest.mark.parametrize("side", ["train", "held"])
+@pytest.mark.parametrize("reason", ["time limit", "unreadable file"])
+def test_a_clip_that_may_have_failed_for_its_disk_is_tried_in_three_rounds(
+    reason: str, side: str, tmp_path: Path
+) -> None:
+    """Also a copy of it, and if one of the rounds was dropped; then it is bad until its content changes."""
+    item = Item("/in", "slow.mp4", "", "slow.mp4", "slow")
+    copy, home = replace(item, root="/elsewhere"), Home(tmp_path)
+    plan = Plan(1, "", 1, [item], []) if side == "train" else Plan(1, "", 0, [], [item])
+    for number in (1, 2, 3):
+        assert item not in home.seen() and copy not in home.seen()
+        home.next.write_plan(plan)
+        assert item in home.seen()
+        Skipped(home.next.skipped).add(home.current if side == "train" else item.id, ClipError("film", reason, "look"))
+        write_json(home.next.record, {"kept_apart": False})
+        undo.drop(home) if number == 2 else home.link(home.current + 1)
+    assert item in home.seen() and copy in home.seen()
+    assert replace(item, stamp="changed") not in home.seen()
+
+
+@pytest.mark.parametrize("reason", ["no permission", "broken link"])
+def test_a_clip_that_was_out_of_reach_is_new(reason: str, tmp_path: Path) -> None:
+    item, home = Item("/in", "film.mp4", "", "film.mp4", "film"), Home(tmp_path)
+    for _ in range(4):
+        home.next.write_plan(Plan(1, "", 1, [item], []))
+        Skipped(home.next.skipped).add(home.current, ClipError("film", reason, "look"))
+        home.link(home.current + 1)
+        assert item not in home.seen()
+
+
+def test_a_file_that_may_not_be_read_is_told_of_and_no_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it was read before: it would be tried in every round."""
+    write(tmp_path / "a.mp4", "a")
+    scanner = Scanner(INPUTS)
+    assert len(new(tmp_path, Seen(), scanner)) == 1
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert new(tmp_path, Seen(), scanner) == []
+    assert scanner.problems == [f"{tmp_path}/a.mp4 cannot be read (Permission denied); correct its permissions"]
+
+
+def test_only_permissions_are_to_be_corrected(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").symlink_to(tmp_path / "gone.mp4")
+    scanner = Scanner(INPUTS)
+    assert new(tmp_path, Seen(), scanner) == []
+    says = f"{tmp_path}/a.mp4 cannot be read (No such file or directory); check the disk or mount"
+    assert scanner.problems == [says]

@@ -53,14 +53,28 @@ def test_what_is_set_aside_is_never_trained_on(first: str, forms: dict[str, list
 
 
 def test_other_recordings_are_decided_by_themselves() -> None:
-    """Of another folder, of a name with the same end, and another video under the same path."""
+    """Of another folder, and of a name with the same end."""
     one = Item("/v", "a/film.mp4", "", "a/film.mp4", "one")
     others = [
         Item("/s", "", "x", "b/film.mp4", ""),
         Item("/s", "", "y", "a/my film.mp4", ""),
-        Item("/v", "a/film.mp4", "", "a/film.mp4, two", "two"),
+        Item("/v", "b/film.mp4", "", "b/film.mp4", "two"),
         Item("/w", "a/film.mp4", "", "a/film.mp4", "three"),
     ]
     assert {is_held(item, SHARE) for item in others} == {False, True}
     for plan in (Plan(1, "", 0, [], [one]), Plan(1, "", 1, [one], [])):
         assert set_aside(others, [plan], SHARE) == [item for item in others if is_held(item, SHARE)]
+
+
+@pytest.mark.parametrize("beside", [[], [Item("/s", "", "x", "another.mp4", "")]])
+def test_a_path_keeps_its_side(beside: list[Item]) -> None:
+    """A file that was taken while its writer paused, and then grew, is not set aside after a part was trained on."""
+    names = [f"{number}.mp4" for number in range(20)]
+    first = [Item("/v", name, "", name, f"{name}, a part") for name in names]
+    again = [Item("/v", name, "", f"{name}, {name}, whole", f"{name}, whole") for name in names]
+    assert {is_held(item, SHARE) for item in again} == {False, True}
+    for side in (slice(7), slice(7, None)):
+        train = [item for item in first if item not in first[side]]
+        plan = Plan(1, "", len(train), train, first[side])
+        assert set_aside([*beside, *again], [plan], SHARE)[-len(first[side]) :] == again[side]
+        assert len(set_aside(again, [plan], SHARE)) == len(first[side])

@@ -2,16 +2,19 @@
 
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.learning import SHARE, config_for, copy, quiet, state, trained_on
-from helpers.small import same, use_tasks
+from helpers.media_files import write_video
+from helpers.small import quick, same, use_tasks
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from stella.cli import app
+from stella.data import workers as pool
 from stella.errors import StellaError
 from stella.files import write_json
 from stella.learn.home import Home
@@ -135,3 +138,47 @@ def test_an_unfinished_run_is_not_taken_over(sources: list[str], tmp_path: Path)
     with pytest.raises(StellaError, match="is not finished"):
         learn(tmp_path / "home", sources, run=tmp_path / "run", console=quiet())
     assert not (tmp_path / "home").exists()
+
+
+@pytest.fixture(scope="module")
+def of_videos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a finished run over videos, of which one is a broken link."""
+    folder = tmp_path_factory.mktemp("of videos")
+    for number in range(6):
+        write_video(folder / "videos" / f"{number}.mp4", 0.75, seed=number)
+    (folder / "videos" / "6.mp4").symlink_to("nowhere.mp4")
+    values = ["data.source=folder", f"data.path={folder}/videos", "data.duration=0.64", "data.pixels=32"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "START_METHOD", "fork")
+        pretrain(quick("er", *values, "data.eval_share=0.67", "stream.most_bad=0.9"), folder / "run", console=quiet())
+        yield folder
+
+
+def test_a_run_with_a_file_that_cannot_be_read_is_taken_over(of_videos: Path, tmp_path: Path) -> None:
+    """Of the others all are known. That one is learnt when it can be read."""
+    folder = copy(of_videos, tmp_path / "work")
+    copy(of_videos / "videos", tmp_path / "copies")
+    home = tmp_path / "home"
+    done = CliRunner().invoke(app, ["learn", str(home), str(tmp_path / "copies"), "--from", str(folder / "run")])
+    assert done.exit_code == 0 and "nothing new" in done.output, done.output
+    assert "1 clip of it cannot be read, and will count as new" in done.output.replace("\n", " ")
+    write_video(tmp_path / "copies" / "nowhere.mp4", 0.75, seed=9)
+    learn(home, [str(tmp_path / "copies")], console=quiet())
+    [item] = [*Home(home).plan(2).train, *Home(home).plan(2).held]
+    assert item.path in ("6.mp4", "nowhere.mp4")
+    plan = Home(home).plan(1)
+    assert len([*plan.train, *plan.held]) == 7 and plan.clips == len(plan.train)
+
+
+def test_a_run_whose_videos_moved_is_taken_over_without_them(of_videos: Path, tmp_path: Path) -> None:
+    (of_videos / "videos").rename(of_videos / "moved")
+    try:
+        done = CliRunner().invoke(app, ["learn", str(tmp_path / "home"), "--from", str(of_videos / "run")])
+    finally:
+        (of_videos / "moved").rename(of_videos / "videos")
+    plan = Home(tmp_path / "home").plan(1)
+    assert done.exit_code == 0 and plan.train == plan.held == [] and plan.clips > 0, done.output
+    says = f"{plan.clips} clips of it cannot be read, and will count as new; to have them known, bring them back"
+    assert says in done.output.replace("\n", " ")
+    learn(tmp_path / "home", [str(of_videos / "videos")], console=quiet())
+    assert Home(tmp_path / "home").current == 2

@@ -69,7 +69,9 @@ def home(tmp_path: Path) -> Path:
         there.round(number).checkpoints.save(number, {"round": number})
         there.round(number).weights.write_text(f"{number}")
     for number in range(1, 4):
-        write_json(there.round(number).record, {"round": number, "kept_apart": number == 3})
+        write_json(
+            there.round(number).record, {"round": number, "kept_apart": number == 3, "rounds": {}, "memory": None}
+        )
     Skipped(there.round(3).skipped).add(3, ClipError("bad", "damaged file", "look"))
     there.held.mkdir()
     there.link(2)

@@ -30,7 +30,7 @@ function facts(tree) {
     if (last.old) found["Old clips"] = `accuracy ${figure(last.old[0])}% before it, ${figure(last.old[1])}% after`;
     if (last.new) found["New clips"] = `accuracy ${figure(last.new[0])}% before it, ${figure(last.new[1])}% after`;
     if (last.F !== null) found.Forgetting = `${figure(last.F)} points lost from the best, on average (F)`;
-    if (last.matching !== null) found.Matching = `${figure(last.matching)}% of pairs told right`;
+    if (last.matching !== null) found.Matching = `${figure(last.matching)}% of ${last.pairs ? `${last.pairs} ` : ""}pairs told right`;
   }
   if (tree.memory) {
     const held = tree.memory.rounds.reduce((sum, n) => sum + n, 0);
