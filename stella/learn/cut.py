@@ -14,7 +14,8 @@ def cut_up(videos: Iterable[str], folders: Mapping[str, Set[str]]) -> dict[str, 
     """By folder, those of `videos` beside or below it that its clips were made of. All are paths; `folders` gives the
     recordings of the clips in each.
 
-    A recording is the video at its path below the folder. If there is none, it may be any whose path ends with it.
+    A recording is the video at its path below the folder. If there is none, it is the one whose path ends with it; of
+    several none is left out, since most of them are others.
     """
     below: dict[str, list[str]] = defaultdict(list)
     for video in videos:
@@ -29,14 +30,19 @@ def left_out(folder: str, videos: Set[str]) -> str:
     """What is said of them."""
     return (
         f"left out of {folder}: {number_of(len(videos), 'video')}, such as {min(videos)}, of whose names clips in that "
-        "folder were made; if they are other videos, move them to a folder of their own"
+        "folder were made; if they are other videos, move them out of it"
     )
 
 
 def _cut(folder: str, videos: list[str], recordings: Set[str]) -> set[str]:
     here = {video for video in videos if video[len(folder) + 1 :] in recordings}
-    elsewhere = recordings - {video[len(folder) + 1 :] for video in here}
-    return here | {video for video in videos if any(end in elsewhere for end in _ends(video))}
+    other = recordings - {video[len(folder) + 1 :] for video in here}
+    elsewhere: dict[str, list[str]] = {recording: [] for recording in other}
+    for video in videos:
+        for end in _ends(video):
+            if end in elsewhere:
+                elsewhere[end].append(video)
+    return here | {found[0] for found in elsewhere.values() if len(found) == 1}
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -162,8 +162,9 @@ class Scanner:
         for item, _ in found:
             if item.clip:
                 folders.setdefault(item.place, set()).add(item.recording)
-        cut = cut_up((item.place for item, _ in new if not item.clip), folders) if folders else {}
-        self.problems += [left_out(*each) for each in cut.items()]
+        places = {item.place for item, _ in new if not item.clip}
+        cut = cut_up((item.place for item, _ in found if not item.clip), folders) if folders else {}
+        self.problems += [left_out(folder, videos & places) for folder, videos in cut.items() if videos & places]
         videos = set().union(*cut.values())
         return [(item, signature) for item, signature in new if item.clip or item.place not in videos]
 
@@ -201,7 +202,7 @@ class Scanner:
 
     def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[Found]:
         try:
-            signature = tuple(sorted(file.stat().st_mtime_ns for file in folder.glob("*.json")))
+            signature = _signature_of_clips(folder)
             if self._inside.get(folder, ((), []))[0] != signature:
                 source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
@@ -218,6 +219,12 @@ class Scanner:
     def _cannot(self, error: OSError) -> None:
         remedy = "correct its permissions" if isinstance(error, PermissionError) else "check the disk or mount"
         self.problems.append(f"{error.filename} cannot be read ({error.strerror}); {remedy}")
+
+
+def _signature_of_clips(folder: Path) -> Signature:
+    """Of all that shards or packed clips may consist of: another one if a file of them is changed or lost."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() not in VIDEO_SUFFIXES and file.is_file())
+    return tuple(number for file in files for number in _signature(file))
 
 
 def opened(items: Sequence[Item], inputs: Inputs) -> View:

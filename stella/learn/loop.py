@@ -17,7 +17,7 @@ from stella.learn import undo
 from stella.learn.disks import GoneError, explained, full, gone, is_there
 from stella.learn.home import ENDS, Home, Settings
 from stella.learn.items import Item, Scanner, Seen, Signature, check_source
-from stella.learn.page import write_page
+from stella.learn.page import drawn
 from stella.learn.records import learnt, own_part
 from stella.learn.round import KeptApartError, Learner, told
 from stella.learn.takeover import take_over, unknown
@@ -32,6 +32,7 @@ KEPT_APART = 3  # exit status
 PAUSE = 60.0  # seconds between attempts while a disk is full or gone
 SETTLE = 10.0  # seconds without a change after which a file is taken to be whole
 REST = 10  # times as long as a scan takes: so long the next one is waited for, at least
+LONGEST = 60.0  # seconds: a mount that hung once does not keep it from looking
 DRAWN = 300.0  # seconds between two pages, while there are rounds to do
 
 
@@ -118,7 +119,7 @@ def learn(
             say(console, _taken(home, run))
         if run is not None and not roots:
             say(console, f"go on with: stella learn {home.root} SRC…")
-            write_page(home)
+            _draw(home, console)
             return Outcome()
         learner = Learner(home, console, stop)
         session = Session(learner, roots, epochs)
@@ -135,7 +136,7 @@ def learn(
             session.write_page()
             return Outcome(session.rounds, KEPT_APART)
         session.draw()
-        if not watch and session.rounds and not any(learnt(each) or each["set_aside"] for each in session.rounds):
+        if not watch and session.rounds and not any(map(_of_use, session.rounds)):
             reasons = home.root / "current" / "skipped.jsonl"
             learner.say(f"none of the new clips could be used; {reasons} says why", "bold red")
             return Outcome(session.rounds, UNUSABLE)
@@ -163,6 +164,11 @@ def _taken(home: Home, run: Path | str) -> str:
         said += f"; {number_of(lost, 'clip')} of it cannot be read, and will count as new; "
         said += "to have them known, bring them back and take the run over in another folder"
     return said
+
+
+def _of_use(record: Line) -> bool:
+    """Whether a round could use any of its clips."""
+    return bool(learnt(record) or record["set_aside"])
 
 
 class Session:
@@ -207,6 +213,8 @@ class Session:
             if self.home.next.plan.exists() or due:
                 if self._attempt(partial(self._one, new[: when.clips])):
                     last = arrived = time.monotonic()
+                    if not _of_use(self.rounds[-1]):  # what is lost may be listed again at once
+                        self._wait(min(PAUSE, when.every))
                 seen = self.home.seen()  # also if it failed: its clips may be those of a round by then
                 continue
             if not self._attempt(self.learner.settle):
@@ -215,7 +223,7 @@ class Session:
             if when.idle is not None and not new and now - arrived >= when.idle:
                 return
             self.draw()
-            self._wait(max(when.scan, REST * self._took))
+            self._wait(max(when.scan, min(REST * self._took, LONGEST, when.every)))
 
     def _one(self, new: Sequence[Item]) -> None:
         """Finish the round that was begun, or begin one."""
@@ -262,11 +270,8 @@ class Session:
 
     def write_page(self) -> None:
         """Write the page, or say once that it cannot be: no round fails for that."""
-        try:
-            write_page(self.home)
-        except OSError as error:
-            remedy = "free space, or mend its disk: it is drawn with the next round at the latest"
-            self._say_once(f"{self.home.root / 'page.html'} cannot be written ({error.strerror}); {remedy}")
+        if problem := drawn(self.home):
+            self._say_once(problem)
             self._later = time.monotonic() + PAUSE
             return
         self._told.clear()
@@ -340,11 +345,16 @@ class Session:
             self.learner.say(line, "yellow")
 
 
+def _draw(home: Home, console: Console) -> None:
+    if problem := drawn(home):
+        say(console, problem, "yellow")
+
+
 def accept(root: Path | str, console: Console) -> None:
     """Use the round that was kept apart."""
     home = Home(root)
     home.check()
-    with home.locked(), Stop() as stop:
+    with home.locked(), Stop() as stop, explained(home.root):
         folder = home.next
         if folder.ended is None:
             raise StellaError(f"no round of {root} is kept apart; there is nothing to accept")
@@ -355,27 +365,27 @@ def accept(root: Path | str, console: Console) -> None:
             )
         Learner(home, console, stop).accept(folder)
         say(console, f"round {folder.number} is in use")
-        write_page(home)
+        _draw(home, console)
 
 
 def drop(root: Path | str, console: Console) -> None:
     """Discard the round that is kept apart or in progress."""
     home = Home(root)
     home.check()
-    with home.locked():
+    with home.locked(), explained(home.root):
         if not home.next.plan.exists():
             raise StellaError(f"no round of {root} is kept apart or in progress; there is nothing to drop")
         say(console, f"round {home.current + 1} is dropped: {undo.drop(home)}; {home.in_use}")
-        write_page(home)
+        _draw(home, console)
 
 
 def rollback(root: Path | str, number: int, console: Console) -> None:
     home = Home(root)
     home.check()
-    with home.locked():
+    with home.locked(), explained(home.root):
         undo.rollback(home, number)
         say(console, f"round {number} is in use; later rounds are in {home.root / 'undone'}, their clips count as new")
-        write_page(home)
+        _draw(home, console)
 
 
 def with_changes(settings: Settings, **given: float | int | None) -> Settings:

@@ -27,6 +27,16 @@ CURVES = (
 )
 
 
+def drawn(home: Home) -> str:
+    """Write the page; returns why it cannot be, else nothing. No round fails for that."""
+    try:
+        write_page(home)
+    except OSError as error:
+        remedy = "free space, or mend its disk: it is drawn with the next round at the latest"
+        return f"{home.root / 'page.html'} cannot be written ({error.strerror}); {remedy}"
+    return ""
+
+
 def write_page(home: Home) -> Path:
     """Write the page of all rounds in use, and of one that is kept apart."""
     path = home.root / "page.html"

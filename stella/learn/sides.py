@@ -6,8 +6,7 @@ other. Videos are compared by content instead (`items.Seen`), and one that is ne
 had a video before: that may have been a part of it, taken while it was being written.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from stella.learn.held import is_held
@@ -16,29 +15,46 @@ from stella.learn.items import Item
 
 
 class _Recordings:
-    """Names of recordings, by their last parts."""
+    """Names of recordings."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self.videos: dict[str, set[str]] = defaultdict(set)
-        self.cut: dict[str, set[str]] = defaultdict(set)  # of clips in shards and packed folders
+        self.videos, self.cut = _Paths(), _Paths()  # `cut`: of clips in shards and packed folders
         for item in items:
             self.add(item)
 
     def add(self, item: Item) -> None:
-        name, last = _name(item)
-        (self.cut if item.clip else self.videos)[last].add(name)
+        (self.cut if item.clip else self.videos).add(_name(item))
 
     def __contains__(self, item: Item) -> bool:
-        name, last = _name(item)
-        videos = self.videos.get(last, set())
-        known = self.cut.get(last, set()) | (videos if item.clip else videos & {name})
-        return any(one.endswith(name) or name.endswith(one) for one in known)
+        name = _name(item)
+        return name in self.cut or (name in self.videos if item.clip else name in self.videos.whole)
 
 
-def _name(item: Item) -> tuple[str, str]:
-    """The path of a video, or all that is known of it, and its last part."""
-    name = f"/{item.recording}" if item.clip else f"{item.root}/{item.path}"
-    return name, name.rpartition("/")[2]
+class _Paths:
+    """Paths, or what is known of them: one that is the end of another may be the same."""
+
+    def __init__(self) -> None:
+        self.whole: set[str] = set()
+        self.ends: set[str] = set()
+
+    def add(self, path: str) -> None:
+        self.whole.add(path)
+        self.ends.update(_ends(path))
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.ends or any(end in self.whole for end in _ends(path))
+
+
+def _ends(path: str) -> Iterator[str]:
+    """/a/b/c → /a/b/c, /b/c, /c."""
+    parts = path.split("/")[1:]
+    for first in range(len(parts)):
+        yield "/" + "/".join(parts[first:])
+
+
+def _name(item: Item) -> str:
+    """The path of a video, or all that is known of it."""
+    return f"/{item.recording}" if item.clip else f"{item.root}/{item.path}"
 
 
 def set_aside(items: Sequence[Item], plans: Sequence[Plan], share: float) -> list[Item]:

@@ -25,6 +25,7 @@ def drop(home: "Home") -> str:
     of it was learnt, and all its clips are new.
     """
     why, later = _not_seen(home.next), len(home.after(home.current)) > 1
+    Skipped(home.next.skipped)  # refused here if it is damaged, before anything is changed
     _begin(home, home.current, None if why else sum(plan.clips for plan in home.plans()))
     if why:
         return f"{why}, so its clips count as new"

@@ -21,7 +21,7 @@ from helpers.dying import child, hook
 from helpers.learning import config_for, in_rounds, packed, state
 from helpers.small import same
 from stella import files
-from stella.learn import home, loop, round
+from stella.learn import home, page, round
 from stella.learn.home import Home
 from stella.memory import Memory
 from stella.model import weights
@@ -63,7 +63,7 @@ def undisturbed(root: Path) -> tuple[dict[str, int], float]:
 
 def main(root: Path, learners: int, seed: int) -> None:
     torch.set_num_threads(1)
-    loop.write_page = lambda home: home.root  # drawing takes longer than a round
+    page.write_page = lambda home: home.root  # drawing takes longer than a round
     packed(root / "in", (16, 16))
     counts, seconds = undisturbed(root)
     expected, draw = state(root / "whole"), random.Random(seed)

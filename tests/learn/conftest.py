@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from helpers.learning import SHARE, config_for, packed, quiet
 
-from stella.learn import loop
+from stella.learn import loop, page
 from stella.learn.loop import learn
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_page() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_page", lambda home: None)
+        patch.setattr(page, "write_page", lambda home: None)
         patch.setattr(loop, "SETTLE", 0.0)
         yield
 

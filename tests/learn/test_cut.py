@@ -70,6 +70,23 @@ def test_videos_that_were_learnt_before_shards_were_made_of_them_are_not_told_of
     assert names(new(there, seen, scanner)) == [] and not scanner.problems
 
 
+def test_another_video_below_is_new_also_if_the_one_that_was_cut_is_known(there: Path) -> None:
+    seen, scanner = Seen(), Scanner(INPUTS)
+    seen.add([Scanner(INPUTS)._video(str(there), there / "a.mp4")[0][0]])
+    (there / "tue").mkdir()
+    (there / "tue" / "a.mp4").write_text("another")
+    assert names(new(there, seen, scanner)) == ["tue/a.mp4"]
+
+
+def test_clips_of_which_a_file_is_lost_are_not_listed_again(tmp_path: Path) -> None:
+    """They would be tried, and be lost, in round after round."""
+    packed(tmp_path, (3,))
+    scanner = Scanner(INPUTS)
+    assert len(new(tmp_path, Seen(), scanner)) == 3
+    next(tmp_path.glob("0/waveforms*")).unlink()
+    assert new(tmp_path, Seen(), scanner) == [] and len(scanner.problems) == 1
+
+
 def test_beside_shards_that_cannot_be_read_nothing_is_taken_yet(there: Path) -> None:
     """It may be what they were made of."""
     (there / "c.mp4").write_text("c")
@@ -86,7 +103,8 @@ def test_beside_shards_that_cannot_be_read_nothing_is_taken_yet(there: Path) -> 
     [
         ("a.mp4", {"/in/s/a.mp4"}),  # prepared from its own folder
         ("x/a.mp4", {"/in/s/x/a.mp4"}),
-        ("b.mp4", {"/in/s/x/b.mp4", "/in/s/y/b.mp4"}),  # from one below: which one is not known
+        ("b.mp4", set()),  # from one below: which one is not known, and the others are to be learnt
+        ("c.mp4", {"/in/s/x/c.mp4"}),
         ("s/a.mp4", {"/in/s/a.mp4"}),  # from one above
         ("in/s/x/a.mp4", {"/in/s/x/a.mp4"}),
         ("my a.mp4", set()),
@@ -94,5 +112,5 @@ def test_beside_shards_that_cannot_be_read_nothing_is_taken_yet(there: Path) -> 
     ],
 )
 def test_which_video_a_recording_is(recording: str, expected: set[str]) -> None:
-    videos = ["/in/s/a.mp4", "/in/s/x/a.mp4", "/in/s/x/b.mp4", "/in/s/y/b.mp4", "/in/a.mp4", "/in/b.mp4"]
+    videos = ["/in/s/a.mp4", "/in/s/x/a.mp4", "/in/s/x/b.mp4", "/in/s/y/b.mp4", "/in/s/x/c.mp4", "/in/a.mp4"]
     assert cut_up(videos, {"/in/s": {recording}}).get("/in/s", set()) == expected

@@ -15,7 +15,7 @@ from helpers.small import quick
 from rich.console import Console
 
 from stella.errors import StellaError
-from stella.learn import held, items, loop, round
+from stella.learn import held, items, loop, page, round
 from stella.learn.disks import GoneError
 from stella.learn.home import Home, Settings
 from stella.learn.items import Scanner, Seen, opened
@@ -112,7 +112,7 @@ def test_a_full_disk_when_the_page_is_drawn_after_a_round_does_not_repeat_the_ro
         if len(tries) == 1:
             raise NO_SPACE
 
-    monkeypatch.setattr(*((loop, part) if part == "write_page" else (Session, part)), full)
+    monkeypatch.setattr(*((page, part) if part == "write_page" else (Session, part)), full)
     monkeypatch.setattr(loop, "DRAWN", 0.0)
     monkeypatch.setattr(loop, "PAUSE", 0.0)
     when = Watch(clips=6, every=0, settle=0, scan=0, idle=0)
@@ -138,7 +138,7 @@ def test_a_page_that_cannot_be_written_is_drawn_later(tmp_path: Path, monkeypatc
             signal.raise_signal(signal.SIGTERM)
             raise Stopped
 
-    monkeypatch.setattr(loop, "write_page", full)
+    monkeypatch.setattr(page, "write_page", full)
     monkeypatch.setattr(Session, "_wait", wait)
     console = Console(file=io.StringIO(), width=400)
     done = learn(tmp_path / "home", [source], config_for(source), SHARE, watch=Watch(12, 0, 0), console=console)
@@ -154,7 +154,7 @@ def test_a_page_that_cannot_be_written_changes_no_exit_status(
     def full(home: Home) -> None:
         raise NO_SPACE
 
-    monkeypatch.setattr(loop, "write_page", full)
+    monkeypatch.setattr(page, "write_page", full)
     more, settings = packed(tmp_path / "more", (8,), first=3), Settings(share=0.2, guard=guard)
     assert learn(copy(three, tmp_path / "home"), more, None, settings, console=quiet()).exit_code == status
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from stella.errors import StellaError, number_of
-from stella.learn import loop
+from stella.learn import page
 from stella.learn.home import Home, Settings
 from stella.learn.loop import KEPT_APART, accept, drop, learn
 from stella.learn.page import render, write_page
@@ -73,7 +73,7 @@ def test_a_round_that_harms_is_kept_apart(three: Path, tmp_path: Path, taken: bo
     assert learn(home, more, console=quiet()).exit_code == KEPT_APART  # nothing else is learnt until someone decides
     assert "4 (kept apart)" in render(Home(home))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_page", write_page)
+        patch.setattr(page, "write_page", write_page)
         (accept if taken else drop)(home, quiet())
     assert "kept apart" not in (home / "page.html").read_text()
     assert Home(home).current == (4 if taken else 3)

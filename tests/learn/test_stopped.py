@@ -9,7 +9,7 @@ import pytest
 from helpers.learning import SHARE, config_for, packed, quiet, state
 from helpers.small import same
 
-from stella.learn import loop
+from stella.learn import page
 from stella.learn.home import Home
 from stella.learn.loop import learn
 from stella.learn.round import Learner
@@ -41,7 +41,7 @@ def test_a_signal_loses_no_step_if_saving_takes_longer_than_its_patience(
         patch.setattr(stop, "PATIENCE", PATIENCE)
         patch.setattr(Checkpoints, "save", slow)
         patch.setattr(Learner, "_advance", signalled)
-        patch.setattr(loop, "write_page", lambda home: time.sleep(0.6))  # a signal is repeated by then
+        patch.setattr(page, "write_page", lambda home: time.sleep(0.6))  # a signal is repeated by then
         done = learn(tmp_path / "home", sources, config_for(sources[0]), SHARE, clips=12, console=quiet())
     assert done.exit_code == 143
     home, steps = Home(tmp_path / "home"), [record["steps"] for record in Home(tmp_path / "plain").history()]

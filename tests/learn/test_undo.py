@@ -1,5 +1,6 @@
 """Going back: rounds that are dropped or rolled back, by a process that may be killed at any moment."""
 
+import errno
 import io
 import os
 import shutil
@@ -18,7 +19,7 @@ from rich.console import Console
 from stella.data.skipped import Skipped
 from stella.errors import ClipError, StellaError
 from stella.files import Appended, write_json
-from stella.learn import loop, round, undo
+from stella.learn import loop, page, round, undo
 from stella.learn.home import Home, Plan, Settings
 from stella.learn.items import Item
 from stella.learn.loop import drop, learn, rollback
@@ -244,3 +245,23 @@ def test_a_folder_that_is_gone_for_good_costs_no_clip_of_another(tmp_path: Path)
     assert [record["learnt"] for record in learn(home, both[:1], console=quiet()).rounds] == [2]
     (tmp_path / "away").rename(gone)
     assert [record["learnt"] for record in learn(home, both, console=quiet()).rounds] == [1]
+
+
+def test_a_drop_that_cannot_be_finished_is_not_begun(home: Path) -> None:
+    file = Home(home).next.skipped
+    file.write_text('{"no": "clip"}\n')
+    with pytest.raises(StellaError, match=r"line 1 of .* lists no clip"):
+        undo.drop(Home(home))
+    assert not (home / "undo").exists() and Home(home).round(4).plan.exists()
+
+
+@pytest.mark.parametrize("act", [drop, lambda root, console: rollback(root, 1, console)], ids=["drop", "rollback"])
+def test_a_page_that_cannot_be_drawn_fails_nothing(act: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(home: Home) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(page, "write_page", full)
+    said = io.StringIO()
+    act(home, Console(file=said, width=200))
+    assert "page.html cannot be written (No space left on device)" in said.getvalue()
+    assert not Home(home).round(3).plan.exists()

@@ -117,8 +117,12 @@ def test_clips_that_wait_for_their_round_are_told_of_once(tmp_path: Path, monkey
     assert (tmp_path / "said").read_text().count("new clips are waiting; the round begins within 2 h") == 1
 
 
-def test_a_slow_scan_is_followed_by_a_long_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("longest", "least", "most"), [(60.0, 0.5, 3.0), (0.2, 0.2, 0.2)])
+def test_a_slow_scan_is_followed_by_a_long_wait(
+    longest: float, least: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten times as long as it took, but not if it is slow because it reads new files: that is done once."""
+    monkeypatch.setattr(loop, "LONGEST", longest)
     root, waits, scan, content = tmp_path / "in", list[float](), Scanner.scan, items.content
     write_video(root / "one.mp4")
 
@@ -144,7 +148,25 @@ def test_a_slow_scan_is_followed_by_a_long_wait(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(AssertionError):  # no signal came
         when = Watch(clips=5, every=7200, settle=0, scan=0.1)
         learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=quiet())
-    assert waits[0] == 0.1 and 0.5 <= waits[1] == waits[2] < 3
+    assert waits[0] == 0.1 and least <= waits[1] == waits[2] <= most
+
+
+def test_after_a_round_without_a_usable_clip_it_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips that are lost may be listed again at once."""
+    root, waits = tmp_path / "in", list[float]()
+    root.mkdir()
+    (root / "bad.mp4").write_text("no video")
+
+    def wait(self: Session, seconds: float) -> None:
+        waits.append(seconds)
+        raise Stopped
+
+    monkeypatch.setattr(Session, "_wait", wait)
+    config = quick("er", "data.source=folder", f"data.path={root}", "data.duration=0.64", "data.pixels=32")
+    with pytest.raises(AssertionError):  # no signal came
+        when = Watch(clips=1, every=7200, settle=0, scan=0.1)
+        learn(tmp_path / "home", [str(root)], config, Settings(share=0.0), watch=when, console=quiet())
+    assert waits == [loop.PAUSE] and Home(tmp_path / "home").current == 1
 
 
 def test_a_folder_that_is_emptied_in_a_round_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
