@@ -17,6 +17,8 @@ from stella.learn.disks import gone
 if TYPE_CHECKING:
     from stella.learn.home import Home, RoundFolder
 
+FIRST = ("lock", "held", "model", "home", "takeover", "rounds", "current")  # names of what a learner is made with
+
 
 def drop(home: "Home") -> str:
     """Discard the round that is in progress or was kept apart, and all after it; returns what becomes of their clips.
@@ -65,7 +67,9 @@ def recover(home: "Home") -> None:
 
 
 def _sweep(home: "Home") -> None:
-    """Remove the temporary files and links of killed writers."""
+    """Remove the temporary files and links of killed writers; of a folder that holds something else, none."""
+    if not home.exists and any(path.name.partition(".")[0] not in FIRST for path in home.root.iterdir()):
+        return
     for folder in [home.root, *([home.held, *home.after(0)] if home.exists else [])]:
         if folder.is_dir():
             sweep(folder)

@@ -265,3 +265,15 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(act: Any, home: Path, monkeyp
     act(home, Console(file=said, width=200))
     assert "page.html cannot be written (No space left on device)" in said.getvalue()
     assert not Home(home).round(3).plan.exists()
+
+
+def test_nothing_is_removed_from_a_folder_of_others(tmp_path: Path) -> None:
+    for name in ("report.txt", "part.0a1b2c3d.tmp"):
+        (tmp_path / name).write_text("x")
+    with Home(tmp_path).locked():
+        pass
+    assert (tmp_path / "part.0a1b2c3d.tmp").exists()
+    (tmp_path / "report.txt").unlink()
+    (tmp_path / "part.0a1b2c3d.tmp").rename(tmp_path / "home.json.0a1b2c3d.tmp")
+    with Home(tmp_path).locked():
+        assert not [*tmp_path.glob("*.tmp")]
