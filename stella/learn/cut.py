@@ -39,7 +39,7 @@ def _cut(folder: str, videos: list[str], recordings: Set[str]) -> set[str]:
     other = recordings - {video[len(folder) + 1 :] for video in here}
     elsewhere: dict[str, list[str]] = {recording: [] for recording in other}
     for video in videos:
-        for end in _ends(video):
+        for end in ends(video):
             if end in elsewhere:
                 elsewhere[end].append(video)
     return here | {found[0] for found in elsewhere.values() if len(found) == 1}
@@ -51,7 +51,7 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _ends(path: str) -> Iterator[str]:
+def ends(path: str) -> Iterator[str]:
     """/a/b/c → a/b/c, b/c, c."""
     while path := path.partition("/")[2]:
         yield path

@@ -6,9 +6,10 @@ other. Videos are compared by content instead (`items.Seen`), and one that is ne
 had a video before: that may have been a part of it, taken while it was being written.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from stella.learn.cut import ends
 from stella.learn.held import is_held
 from stella.learn.home import Plan
 from stella.learn.items import Item
@@ -39,17 +40,10 @@ class _Paths:
 
     def add(self, path: str) -> None:
         self.whole.add(path)
-        self.ends.update(_ends(path))
+        self.ends.update(ends(path))
 
     def __contains__(self, path: str) -> bool:
-        return path in self.ends or any(end in self.whole for end in _ends(path))
-
-
-def _ends(path: str) -> Iterator[str]:
-    """/a/b/c → /a/b/c, /b/c, /c."""
-    parts = path.split("/")[1:]
-    for first in range(len(parts)):
-        yield "/" + "/".join(parts[first:])
+        return path[1:] in self.ends or any(f"/{end}" in self.whole for end in ends(path))
 
 
 def _name(item: Item) -> str:

@@ -17,7 +17,7 @@ SHOWN = 20  # newest rounds
 MEANING = (
     "A: mean of R@1/5/10 among clips set aside, before→after the round, %",
     "F: points lost since rounds were new; gap: between sounds and pictures",
-    "match: of so many pairs told right by the matching module; bad: unusable clips",
+    "match: pairs that the matching module told right; bad: unusable clips",
 )
 
 
