@@ -38,7 +38,9 @@ def written(rows: Rows, figure: str) -> str:
     [
         ("table1", "original", "## First order"),
         ("table1", "shuffled", "## Shuffled order"),
-        ("table1-small", "original", "forgets less on every seed"),
+        ("table1-small", "original", "## First order"),
+        ("table1-small", "shuffled", "## Shuffled order"),
+        ("table1-full", "original", "That is our reading"),
     ],
 )
 def test_the_page_has_every_row_of_the_results(page: str, order: str, heading: str) -> None:
@@ -72,6 +74,19 @@ def test_the_readme_has_the_same_figures() -> None:
         assert rows[label] == expected, label
     for label, name in CODED.items():
         assert rows[label] == ["", "", *(written(found[f"original/{name}"], figure) for figure in "AF")], label
+
+
+SETTINGS = [("table1", "original"), ("table1", "shuffled"), ("table1-small", "original"), ("table1-full", "original")]
+NAMES = PLAIN | {"Multitask": "multitask", "ER, codec": "er-dct", "ER, codec, three past clips": "er-dct-3"}
+NAMES |= {"Chorus**, codec": "chorus"}
+
+
+def test_the_readme_has_the_figures_of_every_setting() -> None:
+    shown = table("../README.md", "| | as above |")
+    for label, row in shown.items():
+        expected = [written(results(page).get(f"{order}/{NAMES[label]}", []), "A") for page, order in SETTINGS]
+        assert row == [cell.replace("–", "") for cell in expected], label
+    assert len(shown) == 10
 
 
 def test_slow_weights_change_what_is_written() -> None:
