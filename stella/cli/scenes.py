@@ -48,6 +48,7 @@ def audit(
 ) -> None:
     """Print the score of a model that knows one cue perfectly and nothing else: compare every A with it."""
     from stella.data.scenes import TASKS, Scenes
+    from stella.data.scenes.audit import BASES
     from stella.data.scenes.audit import audit as run
     from stella.report.tables import CEILINGS
 
@@ -57,7 +58,8 @@ def audit(
         caption="Each query has one correct answer. Ties are broken at random.",
     )
     rows = run({task: Scenes(task, "eval", clips, size=size, seed=seed) for task in TASKS})
-    rows |= run({"base": Scenes("base", "eval", clips, size=size, seed=seed)})
+    for base in BASES:
+        rows |= run({base: Scenes(base, "eval", clips, size=size, seed=seed)})
     table.add_column("gallery")
     for cue in next(iter(rows.values())):
         table.add_column(CEILINGS[cue], justify="right")

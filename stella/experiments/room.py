@@ -1,7 +1,7 @@
 """Room: can a setting tell rehearsal methods apart? By Finetune, ER, DER++ and Multitask alone.
 
-DER++ with unlimited memory is what a perfect rehearsal memory would be worth. A method's share of room is how much of
-the distance from DER++ to it the method wins.
+DER++ with unlimited memory (as many places as the stream has clips) is what a memory without limit would be worth. A
+method's share of room is how much of the distance from DER++ to it the method wins.
 """
 
 from collections.abc import Mapping

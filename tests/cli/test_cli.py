@@ -175,7 +175,7 @@ def test_preview_writes_a_sheet_and_a_film(tmp_path: Path) -> None:
 
 def test_audit_prints_every_gallery() -> None:
     shown = run.invoke(app, ["scenes", "audit", "--clips", "10"]).output
-    assert all(word in shown for word in ("task1", "task6", "mixed", "timing", "class"))
+    assert all(word in shown for word in ("task1", "task6", "mixed", "base", "wide-36000", "timing", "class"))
 
 
 def test_own_videos_end_to_end(tmp_path: Path) -> None:

@@ -154,15 +154,34 @@ def test_development_and_tables_share_no_seed_and_no_clips() -> None:
 def test_committed_results_have_the_seeds_of_their_kind() -> None:
     """Studies of development have development's seeds and clips, tables have others."""
     development = {"room", "bases", "chorus"}
+    no_column = {"habit.csv", "pruned.csv", "tests.csv", "results.csv"}  # the plans of the last two are checked below
     seen = set()
     for path in sorted((Path(__file__).parents[2] / "results").rglob("*.csv")):
         lines = list(csv.DictReader(path.open(encoding="utf-8")))
         for line in lines if "seed" in lines[0] else []:
             kind = path.parent.name in development
             assert (int(line["seed"]) >= DEVELOPMENT) == kind, (path, line)
-            assert not kind or line.get("data_seed", "1") != "0", (path, line)
+            assert not kind or path.name in no_column or line["data_seed"] != "0", (path, line)
+            assert kind or line.get("data_seed", "0") == "0", (path, line)
             seen.add(kind)
     assert seen == {True, False}
+
+
+def test_committed_plans_of_development_have_its_seeds_and_clips() -> None:
+    root = Path(__file__).parents[2] / "results"
+    for path in (root / "room/plan.json", root / "room/tests.json", root / "chorus/plan.json"):
+        for run in json.loads(path.read_text(encoding="utf-8")):
+            values = dict(value.split("=", 1) for value in run["set"])
+            given = int(values["seed"]), int(values.get("data.seed", load(run["recipe"]).tree([])["data"]["seed"]))
+            assert given[0] >= DEVELOPMENT and given[1] != 0, (path, run)
+
+
+def test_a_share_of_the_stream_is_as_many_bytes_for_every_method() -> None:
+    """`codec_size`: the label's percentage of the stream's 3.4 GB."""
+    for key, config in runs("codec_size").items():
+        label = load("codec_size").variants[key.partition("/")[2]].label
+        assert config.memory.bytes == 34_000_000 * int(label.split()[-1].strip("%")), key
+        assert (config.memory.codec == "dct") == ("codec" in label), key
 
 
 @pytest.mark.parametrize("name", names())

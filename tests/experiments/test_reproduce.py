@@ -216,7 +216,12 @@ def test_methods_with_most_runs_are_ranked_over_their_seeds(tmp_path: Path) -> N
     table = " ".join(shown("table1", lines(*three, ("gmed", 0, 9.0)), tmp_path).split())
     ranked = "over seeds 0, 1, 2, with its 95% interval: DER++ 1.0 ± 0.0, ER 2.0 ± 0.0, MIR 3.0 ± 0.0."
     assert f"{ranked} Not ranked, with fewer runs: GMED." in table
+    assert "Among the paper's rows" not in table  # all of them are the paper's
     assert "Mean rank" not in shown("table1", lines(*three[:8]), tmp_path)
+    ours = [("chorus", seed, 2.5 + seed) for seed in range(3)]
+    table = " ".join(shown("table1", lines(*three, *ours), tmp_path).split())
+    assert "DER++ 1.0 ± 0.0, Chorus, codec 2.0 ± 0.0, ER 3.0 ± 0.0, MIR 4.0 ± 0.0." in table
+    assert "Among the paper's rows alone, working weights: DER++ 1.0 ± 0.0, ER 2.0 ± 0.0, MIR 3.0 ± 0.0." in table
 
 
 def test_lines_of_other_runs_are_named(tmp_path: Path) -> None:

@@ -2,25 +2,16 @@
 
 import csv
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from helpers.tables import ROOT, results
 
 from stella.experiments.recipe import load
 from stella.experiments.results import Rows, spread
 from stella.runs.record import Spread
 
-ROOT = Path(__file__).parents[2]
 VARIANTS = load("table1").variants
 CELLS = {"A": 2, "F": 3, "slow_A": 4, "slow_F": 5}
-
-
-def results(table: str = "table1") -> dict[str, Rows]:
-    found: dict[str, Rows] = defaultdict(list)
-    with (ROOT / "results" / table / "results.csv").open(encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            found[line["name"]].append(line)
-    return found
 
 
 def cells(line: str) -> list[str]:

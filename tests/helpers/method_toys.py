@@ -22,10 +22,18 @@ TOY = preset(  # 8 x 8 audio, 4 x 2 x 2 video patches
 ALL_ENTER: dict[str, dict[str, Any]] = {"esmer": {"beta": 1e9}}  # so that every clip may enter the memory
 
 
-def method(name: str, clips: int = 10, seed: int = 0, dtype: torch.dtype = torch.float32, **args: Any) -> Method:
+def method(
+    name: str,
+    clips: int = 10,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    coded: bool = False,
+    **args: Any,
+) -> Method:
     """A method on a toy model, with an optimiser that has not stepped yet."""
     torch.manual_seed(3)
-    one = build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), MemoryConfig(clips=clips), seed)
+    memory = MemoryConfig(clips=clips, codec="dct" if coded else None)
+    one = build(name, CAV(TOY).to(dtype), args, ObjectiveConfig(), memory, seed)
     trainer(one)
     return one
 

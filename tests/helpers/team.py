@@ -62,8 +62,10 @@ def trainer(name: str, clips: int, peers: Peers = ALONE, **train: Any) -> Traine
     """Batches of 6, short ones of 1 and 5; with 4 processes the short ones are not shared or shared unevenly."""
     tasks = [("one", Noise(1, 19)), ("two", Noise(2, 23))]
     stream = Stream(tasks, StreamConfig(batch_size=6, epochs=3, **SHAPES), "cpu", None, peers)
-    name, _, draws = name.partition("/")
-    one = method(name, clips, dtype=torch.float64, **({"draws": float(draws)} if draws else {}))
+    coded = name.endswith("+dct")
+    name, _, draws = name.removesuffix("+dct").partition("/")
+    args = {"draws": float(draws)} if draws else {}
+    one = method(name, clips, dtype=torch.float64, coded=coded, **args)
     return Trainer(one, stream, TrainConfig(lr=1e-3, **train), runtime("cpu"), peers)
 
 
@@ -119,7 +121,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 def compare(count: int, steps: int, cases: list[str], **train: Any) -> dict[str, dict[str, float]]:
     """The largest relative differences of losses, gradients, weights and stored rows.
 
-    A case is `METHOD/DRAWS:CLIPS`, with so many clips in memory; /DRAWS and :CLIPS may be left out.
+    A case is `METHOD/DRAWS+dct:CLIPS`, with so many clips in memory; all but the method may be left out.
     """
     wanted = [(name, int(clips or 12), steps) for name, _, clips in (case.partition(":") for case in cases)]
     alone = {case: history(*each, **train) for case, each in zip(cases, wanted, strict=True)}

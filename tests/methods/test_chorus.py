@@ -74,6 +74,15 @@ def test_half_of_the_patches_is_kept_and_a_fifth_of_all_is_visible(monkeypatch: 
         assert all(len(set(row)) == visible for row in past.positions.tolist())
 
 
+def test_kept_patches_are_a_uniform_draw_for_each_clip() -> None:
+    """Every patch is kept about as often as any other, and clips of a batch keep different ones."""
+    one = method("chorus", clips=4)
+    kept = torch.stack([one.loss(batch(6)).rows["positions_v"] for _ in range(100)]).flatten(0, 1).long()
+    share = torch.bincount(kept.flatten(), minlength=TOY.patches_v) / len(kept)
+    assert (share - 0.5).abs().max() < 0.1  # five standard deviations of 600 draws
+    assert len({tuple(sorted(row)) for row in kept[:6].tolist()}) > 1
+
+
 def test_drawn_clips_are_masked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("chorus", clips=6)
     train(one, [6])

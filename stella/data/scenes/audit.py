@@ -15,6 +15,8 @@ from stella.data.scenes.draw import Draw
 from stella.data.scenes.source import Scenes
 from stella.data.tasks import RANKS
 
+BASES = ("base", "wide-36000")  # the classes of the shipped weights: base-tiny and base-small, the two base-wide
+
 
 def audit(galleries: Mapping[str, Scenes]) -> dict[str, dict[str, float]]:
     """A by chance, timing, class, link and everything, for each task's gallery and for all clips (`mixed`)."""

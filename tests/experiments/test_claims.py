@@ -1,0 +1,60 @@
+"""Differences in the prose of results, paired over seeds, are those of the CSV beside it."""
+
+import re
+
+import pytest
+from helpers.tables import ROOT, results
+
+from stella.runs.record import Spread
+
+# Page, what it says, and the differences in it: the first row minus the second, in this figure.
+T, S, F = "table1", "table1-small", "table1-full"
+CLAIMS = [
+    (T, "Chorus is {} and {} above MIR (shuffled {} and {})", "chorus mir-dct A|chorus mir-dct slow_A|*"),
+    (T, "{} and {} above ER (shuffled {} and {})", "chorus er-dct A|chorus er-dct slow_A|*"),
+    (T, "Chorus is {} above it, shuffled {}, ahead on four of five seeds in each", "chorus er-dct-3 A|*"),
+    (T, "below DER++ on every seed and in both orders**: {}, shuffled {}.", "stella derpp A|*"),
+    (T, "STELLA+ is {} above STELLA (shuffled {})", "stella_plus stella A|*"),
+    (T, "cannot be told from DER++ in A (+{}; shuffled {})", "stella_plus derpp A|*"),
+    (T, "on every seed of both orders (F {}; shuffled {})", "stella_plus derpp F|*"),
+    (T, "(shuffled it is {} below on all five seeds)", "@derpp stella++ A"),
+    (T, "(+{} over DER++, +{} over CLS-ER", "stella++-steps derpp A|stella++-steps cls_er A"),
+    (T, "MIR equals ER with 204 clips ({}, shuffled {})", "mir er A|*"),
+    (S, "it is {} and {} above ER with the codec", "chorus er-dct A|chorus er-dct slow_A"),
+    (S, "{} and {} above DER++ with the codec", "chorus derpp-dct A|chorus derpp-dct slow_A"),
+    (S, "{} and {} above DER++ with unlimited memory", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
+    (S, "Chorus is {} and {} above it and forgets less", "chorus er-dct-3 A|chorus er-dct-3 slow_A"),
+    (S, "{} and {} above ER with three draws", "@chorus er-dct-3 A|@chorus er-dct-3 slow_A"),
+    (S, "draws, {} and {} above ER with the codec.", "@chorus er-dct A|@chorus er-dct slow_A"),
+    (S, "With it STELLA+ is {} below DER++", "derpp-dct stella_plus-dct A"),
+    (S, "STELLA is {} below DER++, on every seed", "derpp stella A"),
+    (S, "STELLA+ is {} above STELLA, cannot be told from DER++ in A ({})", "stella_plus stella A|stella_plus derpp A"),
+    (S, "forgets less on every seed (F {})", "stella_plus derpp F"),
+    (S, "DER++ is above ER on every seed, {}", "derpp er A"),
+    (F, "It is {} above DER++, {} with slow weights", "stella_plus derpp A|stella_plus derpp slow_A"),
+    (F, "forgets less (F {}, slow {})", "stella_plus derpp F|stella_plus derpp slow_F"),
+    (F, "STELLA is below DER++ here too, by {};", "derpp stella A"),
+    (F, "DER++ is {} above ER**", "derpp er A"),
+    (F, "ER with the codec has 23.3 ± 0.3, {} above ER", "er-dct er A"),
+    (F, "unlimited memory ({}, slow {})", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
+    (F, "DER++ with unlimited memory is {} above it", "derpp-unlimited multitask A"),
+]
+
+
+def difference(page: str, order: str, words: str) -> str:
+    """As the page writes it: with a minus sign, zero without one."""
+    better, worse, figure = words.split()
+    rows = [{row["seed"]: row[figure] for row in results(page)[f"{order}/{name}"]} for name in (better, worse)]
+    found = Spread([float(rows[0][seed]) - float(rows[1][seed]) for seed in rows[0] if seed in rows[1]])
+    assert len(found.values) > 2, words
+    return str(found).replace("-0.0 ", "0.0 ").replace("-", "−")
+
+
+@pytest.mark.parametrize(("page", "text", "of"), CLAIMS)
+def test_paired_differences_are_written_as_they_are(page: str, text: str, of: str) -> None:
+    """`@` is the shuffled order; `*` says again in the shuffled order what stands before it."""
+    said = of.removesuffix("|*").split("|")
+    said += [f"@{words}" for words in said] if of.endswith("*") else []
+    values = [difference(page, "shuffled" if words[0] == "@" else "original", words.lstrip("@")) for words in said]
+    written = re.sub(r"\s+", " ", (ROOT / "results" / page / "README.md").read_text(encoding="utf-8"))
+    assert text.format(*values) in written
