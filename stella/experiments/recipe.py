@@ -87,7 +87,9 @@ class Recipe:
         start = f" from {model.weights}" if model.weights else ""
         preset = model.preset or (preset_of(model.weights) if model.weights else None) or "tiny"
         room = f"{memory.clips:,} clips" if memory.bytes is None else format_bytes(memory.bytes)
-        return f"Recipe: model {preset}{start}, learning rate {rate:g}, memory {room}."
+        own = [any(value.startswith("memory.bytes=") for value in each.set) for each in self.variants.values()]
+        size = "" if own and all(own) else f", memory {room}"
+        return f"Recipe: model {preset}{start}, learning rate {rate:g}{size}."
 
     def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:
         """A sentence for each override that some variants ignore because they set the same key."""

@@ -8,6 +8,7 @@ from helpers.tables import ROOT, results
 
 from stella.experiments.recipe import load
 from stella.experiments.results import Rows, spread
+from stella.experiments.room import room
 from stella.runs.record import Spread
 
 VARIANTS = load("table1").variants
@@ -40,8 +41,12 @@ def test_the_page_has_every_row_of_the_results(page: str, order: str, heading: s
     named = {name: rows for name, rows in results(page).items() if name.startswith(order)}
     shown = {cells(line)[0]: cells(line)[1:] for line in table}
     assert set(shown) == {VARIANTS[name.split("/")[1]].label for name in named}
+    rooms = [room({name.split("/")[1]: rows for name, rows in named.items()}, figure) for figure in ("A", "slow_A")]
     for name, rows in named.items():
         row = shown[VARIANTS[name.split("/")[1]].label]
+        shares = [each.share(spread(rows, of).mean) for each, of in zip(rooms, ("A", "slow_A"), strict=True) if each]
+        won = list(dict.fromkeys(f"{share:.0f}%".replace("-0%", "0%").replace("-", "−") for share in shares))
+        assert row[6:] == ([", ".join(won)] if won else []), name  # one figure if both are the same
         capacity = int(rows[0]["capacity"])
         assert row[:2] == [str(len(rows)), f"{capacity:,}" if capacity else "–"], name
         assert {figure: row[at] for figure, at in CELLS.items()} == {f: written(rows, f) for f in CELLS}, name
@@ -95,6 +100,52 @@ def test_slow_weights_change_what_is_written() -> None:
         assert f"change A by {more}".replace("-", "−") in text, page
         assert f"lower F by {less}" in text, page
     assert f"({up} of {rows} rows gain)" in text
+
+
+def test_the_codecs_worth_is_that_of_table1() -> None:
+    found, shown = results(), table("codec/README.md", "| | clips | plain | clips |")
+    names = {each.label: name for name, each in VARIANTS.items()}
+    assert {name for name in VARIANTS if f"{name}-dct" in VARIANTS} == {names[label] for label in shown}
+    for label, row in shown.items():
+        expected = []
+        for name in (names[label], f"{names[label]}-dct"):
+            rows = found[f"original/{name}"]
+            figures = ", ".join(f"{spread(rows, figure).mean:.1f}" for figure in ("A", "slow_A"))
+            expected += [f"{int(rows[0]['capacity']):,}", figures]
+        assert row == expected, label
+
+
+PARTS = {
+    "Chorus": ("chorus", "", "dct"),
+    "without the codec": ("chorus", "", ""),
+    "one drawn clip for each current one": ("chorus", "draws=1", "dct"),
+    "whole clips instead of random halves": ("chorus", "keep_ratio=1.0", "dct"),
+    "drawn clips reconstructed too (a draft)": ("draft", "draws=3", "dct"),
+    "ER with the codec and three drawn clips (a draft)": ("draft", "draws=3 keep=1.0", "dct"),
+    "ER with the codec": ("er", "", "dct"),
+}
+
+
+def test_the_parts_of_chorus_are_written_as_they_are() -> None:
+    found: dict[tuple[str, ...], Rows] = defaultdict(list)
+    with (ROOT / "results/chorus/development.csv").open(encoding="utf-8") as lines:
+        for line in sorted(csv.DictReader(lines), key=lambda line: line["seed"]):
+            found[line["method"], line["changed"], line["codec"]].append(line)
+    shown, own = table("../docs/chorus.md", "| | clips in memory |"), found[PARTS["Chorus"]]
+    assert shown.keys() == PARTS.keys()
+    for label, row in shown.items():
+        rows = found[PARTS[label]]
+        assert [line["seed"] for line in rows] == ["100", "101", "102", "103", "104"], label
+        more = str(Spread([float(line["A"]) - float(base["A"]) for line, base in zip(rows, own, strict=True)]))
+        less = "" if rows is own else more.replace("-", "−").replace("0.2 ±", "+0.2 ±")
+        expected = [
+            f"{int(rows[0]['capacity']):,}",
+            written(rows, "A"),
+            written(rows, "slow_A"),
+            written(rows, "F"),
+            less,
+        ]
+        assert row == expected, label
 
 
 def table(page: str, first: str) -> dict[str, list[str]]:
