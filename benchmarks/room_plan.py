@@ -10,23 +10,23 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stella.experiments.recipe import Order, Recipe, Variant, load
+from stella.experiments.recipe import Recipe, load
 
 
 def plan(name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool) -> Iterator[dict[str, Any]]:
     """With `end`, slow weights are evaluated after the last task alone."""
     for seed in range(recipe.first_seed, recipe.first_seed + seeds):
         for at, order in recipe.orders.items():
-            for of, variant in recipe.variants.items():
+            for of in recipe.variants:
                 tasks = json.dumps(recipe.config(at, of, values).data.tasks)
                 given = [*values, f"seed={seed}", *([f"data.tasks={tasks}"] if order.tasks else [])]
-                run = {"label": f"{at}/{of}", "recipe": name, "set": changed(order, variant, given)}
+                run = {"label": f"{at}/{of}", "recipe": name, "set": changed([*given, *recipe.own(at, of)])}
                 yield run | ({"slow": "end"} if end else {})
 
 
-def changed(order: Order, variant: Variant, values: Sequence[str]) -> list[str]:
-    """What differs from the recipe's base, the method first; of two values for a key, only the one that wins."""
-    wins = {value.partition("=")[0]: value for value in (*values, *order.set, *variant.set)}
+def changed(values: Sequence[str]) -> list[str]:
+    """The method first; of two values for a key, only the last, which wins."""
+    wins = {value.partition("=")[0]: value for value in values}
     return sorted(wins.values(), key=lambda value: not value.startswith("method="))
 
 

@@ -1,22 +1,20 @@
 """Downstream tasks of every run of a reproduction, beside the paper's figures."""
 
 import csv
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from stella.config import read_toml, to_tree
 from stella.data.config import is_embedded
 from stella.errors import StellaError
 from stella.experiments.paper import format_figure
+from stella.experiments.pool import in_processes
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import to_csv
 from stella.experiments.tables import Sheet, markdown, terminal
@@ -83,24 +81,21 @@ def tests(
 
 
 def _do(jobs: Sequence[Job], console: Console, processes: int) -> int:
-    if processes == 1:
-        for number, (_, config, run) in enumerate(jobs, 1):
-            say(console, f"{config.task} of {config.weights.source} ({number} of {len(jobs)})", "dim")
-            result = transfer(config, run, resume=True, console=Console(quiet=True))
-            if result.exit_code:
-                return result.exit_code
-        return 0
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        running = [pool.submit(_quietly, config, run, threads) for _, config, run in jobs]
-        try:
-            return max((done.result().exit_code for done in as_completed(running)), default=0)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    """The exit code of the first test that is stopped, after which no other is started; 0 if all end."""
+    done = in_processes(_quietly, jobs, processes) if processes > 1 else _in_turn(jobs, console)
+    with closing(done):
+        return next((result.exit_code for _, result in done if result.exit_code), 0)
 
 
-def _quietly(config: TransferConfig, run: Path, threads: int) -> RunResult:
-    torch.set_num_threads(threads)
+def _in_turn(jobs: Sequence[Job], console: Console) -> Generator[tuple[Job, RunResult], None, None]:
+    for number, job in enumerate(jobs, 1):
+        _, config, _ = job
+        say(console, f"{config.task} of {config.weights.source} ({number} of {len(jobs)})", "dim")
+        yield job, _quietly(job)
+
+
+def _quietly(job: Job) -> RunResult:
+    _, config, run = job
     return transfer(config, run, resume=True, console=Console(quiet=True))
 
 

@@ -38,13 +38,28 @@ class Measured:
     maps: list[list[Tensor]]  # [after task t][clip shown], [T, s, s]
 
 
+class _StoppedError(Exception):
+    """By a signal, with this exit code."""
+
+
 def fading(
     recipe: Recipe, configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console
-) -> None:
+) -> int:
     """Measure every run after each of its tasks into `folder/fading.csv`, and draw clips as `folder/fading-N.png`.
 
-    One of each run is its `fading.png`, for its page.
+    One of each run is its `fading.png`, for its page. Returns the exit code.
     """
+    try:
+        _fading(recipe, configs, seeds, folder, console)
+    except _StoppedError as stopped:
+        say(console, "Run the same command again to resume.")
+        return int(stopped.args[0])
+    return 0
+
+
+def _fading(
+    recipe: Recipe, configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console
+) -> None:
     rows: list[dict[str, Any]] = []
     drawn: dict[str, list[list[Tensor]]] = {}
     tasks: Tasks = []
@@ -98,7 +113,8 @@ def _with_matching(run: Path, after: int, config: RunConfig) -> weights.Loaded:
     if loaded.avm is not None:
         return loaded
     test, where = matching_test(run, after, config)
-    transfer(test, where, resume=True, console=Console(quiet=True))
+    if exit_code := transfer(test, where, resume=True, console=Console(quiet=True)).exit_code:
+        raise _StoppedError(exit_code)
     return weights.load(RunFolder(where).weights)
 
 

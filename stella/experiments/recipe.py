@@ -7,7 +7,7 @@ orders, dataset, speed, seeds, initial …) are not inherited.
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Order:
     tasks: tuple[str, ...] = ()  # empty: the order of the data
     paper: tuple[str, ...] = ()  # names in paper.toml; a variant's row is the first of that name
     set: tuple[str, ...] = ()  # what differs from the base in this order; a variant's own values win
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of some variants in this order; these win
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ class Recipe:
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
         """The configuration of one run. `overrides` change the base; an order's and a variant's own values win."""
-        values = [*overrides, *self.orders[order].set, *self.variants[variant].set]
-        return build(RunConfig, self.tree(values, self.orders[order].tasks))
+        return build(RunConfig, self.tree([*overrides, *self.own(order, variant)], self.orders[order].tasks))
+
+    def own(self, order: str, variant: str) -> list[str]:
+        """What differs from the base in one run; of two values for a key, the last wins."""
+        table = self.orders[order]
+        return [*table.set, *self.variants[variant].set, *table.variants.get(variant, ())]
 
     def about(self, overrides: Sequence[str] = ()) -> str:
         """One line on what all variants share unless they set it themselves."""
@@ -91,15 +96,16 @@ class Recipe:
         size = "" if own and all(own) else f", memory {room}"
         return f"Recipe: model {preset}{start}, learning rate {rate:g}{size}."
 
-    def shadowed(self, overrides: Sequence[str], only: Sequence[str] = ()) -> list[str]:
-        """A sentence for each override that some variants ignore because they set the same key."""
+    def shadowed(self, overrides: Sequence[str], only: Sequence[str] = (), orders: Sequence[str] = ()) -> list[str]:
+        """A sentence for each override that some of these variants or orders ignore because they set the same key."""
         said = []
         for override in overrides:
             key = override.partition("=")[0]
             own = [name for name, each in self.variants.items() if any(s.startswith(f"{key}=") for s in each.set)]
             if ignoring := [name for name in own if not only or name in only]:
                 said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own {key} wins.")
-            for name, order in self.orders.items():
+            for name in orders or self.orders:
+                order = self.orders[name]
                 if any(value.startswith(f"{key}=") for value in order.set):
                     said.append(f"{override} does not apply to the order {name}: its own {key} wins.")
         return said

@@ -63,15 +63,15 @@ def reproduce(
         if exit_code := make_initial(first, console):
             return exit_code
         overrides = [*overrides, *(f"model.weights={run}" for run in list(first)[-1:])]
-    for sentence in recipe.shadowed(overrides, only):
+    for sentence in recipe.shadowed(overrides, only, orders):
         say(console, sentence, "yellow")
     configs = runs(name, overrides, only, orders)
     if recipe.speed is None:
         exit_code = run_all(configs, seeds, folder, console, processes).exit_code
         if exit_code:
             return exit_code
-        if recipe.attention:
-            fading(recipe, configs, seeds, folder, console)
+        if recipe.attention and (exit_code := fading(recipe, configs, seeds, folder, console)):
+            return exit_code
         if recipe.transfer or elsewhere:
             title = recipe.title if recipe.transfer else f"{recipe.title}: downstream tasks"
             run = replace(recipe, title=title, base=recipe.tree(overrides))

@@ -1,20 +1,15 @@
 """The runner behind `stella compare`, `stella reproduce` and `stella demo`: named configurations × seeds."""
 
-import os
 import shutil
-import signal
-import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from multiprocessing import active_children, get_context
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from stella.errors import StellaError, number_of
+from stella.experiments.pool import in_processes
 from stella.experiments.results import collect
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
@@ -109,38 +104,13 @@ def _in_turn(jobs: Sequence[Job], console: Console) -> Results:
 
 
 def _in_processes(jobs: Sequence[Job], processes: int, console: Console) -> Results:
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool, _sigterm_forwarded():
-        running = {pool.submit(_quietly, job.config, job.folder.root, threads): job for job in jobs}
-        try:
-            for number, done in enumerate(as_completed(running), 1):
-                job, result = running[done], done.result()
-                if result.finished:
-                    figures = ", ".join(f"{key} {result.end[key]:.1f}" for key in "AF" if result.end[key] is not None)
-                    say(console, f"{number} of {len(running)}: {job.title}: {figures}")
-                yield job, result
-        finally:
-            pool.shutdown(cancel_futures=True)  # after an error or a signal in one, no other is started
+    with closing(in_processes(_quietly, jobs, processes)) as results:
+        for number, (job, result) in enumerate(results, 1):
+            if result.finished:
+                figures = ", ".join(f"{key} {result.end[key]:.1f}" for key in "AF" if result.end[key] is not None)
+                say(console, f"{number} of {len(jobs)}: {job.title}: {figures}")
+            yield job, result
 
 
-def _quietly(config: RunConfig, run: Path, threads: int) -> RunResult:
-    torch.set_num_threads(threads)
-    return pretrain(config, run, resume=True, console=Console(quiet=True))
-
-
-@contextmanager
-def _sigterm_forwarded() -> Iterator[None]:
-    """Forward SIGTERM to the child processes, which save a checkpoint and stop. (Ctrl-C reaches them by itself.)"""
-    if threading.current_thread() is not threading.main_thread():  # other threads may not set handlers
-        yield
-        return
-
-    def forward(*_: object) -> None:
-        for child in active_children():
-            child.terminate()
-
-    before = signal.signal(signal.SIGTERM, forward)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _quietly(job: Job) -> RunResult:
+    return pretrain(job.config, job.folder.root, resume=True, console=Console(quiet=True))

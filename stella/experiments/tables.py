@@ -83,7 +83,7 @@ def learning_sheet(
             *(["Below the line: A of a model that knows one cue alone, in our gallery."] if cues else []),
             *([ROOM] if rooms else []),
             *(f"Room by {WEIGHTS[of]} weights: {each}." for of, each in rooms.items()),
-            *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]]),
+            *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]], [order]),
             *_sources(list(theirs.values()), scale),
             *_order(both),
             *(note for figure in figures if figure in WEIGHTS for note in _ranks(recipe, ours, theirs, figure)),

@@ -1,9 +1,9 @@
 """What a method is: the losses of a batch, and what it remembers of it. A method never sees a task.
 
-A method says four things: its `loss`, what it stores of a batch (`after_batch`), what it does after a step
-(`after_step`), and which model is evaluated. Backward, optimiser steps, casts, moving averages and skipping non-finite
-steps belong to the trainer. This file has what methods share: the objective L on given patches, the draw from memory,
-the columns of a whole clip.
+A method has at least a `loss`. What it stores of a batch (`after_batch`), what it does after a step (`after_step`),
+which model is evaluated and the rest have defaults. Backward, optimiser steps, casts, moving averages and skipping
+non-finite steps belong to the trainer. This file has what methods share: the objective L on given patches, the draw
+from memory, the columns of a whole clip.
 """
 
 import operator
@@ -191,7 +191,10 @@ class Method(nn.Module, ABC):
         return self.recon_parts(out) | {"contrastive": self.contrastive_part(out.z_a, out.z_v)}
 
     def recon_means(self, out: Pretrained) -> dict[str, Tensor]:
-        """The reconstruction's parts of L, averaged over the clips, for methods that compute more after them."""
+        """The reconstruction's parts of L, averaged over the clips, for methods that compute more after them.
+
+        Add them to the loss as they are: their gradients are computed at once, with equal weights (`fast/early.py`).
+        """
         return {name: losses.mean(part) for name, part in self.recon_parts(out).items()}
 
     def recon_parts(self, out: Pretrained) -> dict[str, Tensor]:
@@ -270,6 +273,13 @@ def drawn_patches(drawn: MemoryBatch) -> tuple[Patches, Patches]:
     """The stored patches of the drawn clips, audio and video."""
     a, v = (Patches(drawn[f"patches_{of}"], drawn[f"positions_{of}"].long()) for of in "av")
     return a, v
+
+
+def check_weights(**weights: float) -> None:
+    """Refuse a negative weight of a loss, or size of a step."""
+    for name, weight in weights.items():
+        if not weight >= 0:
+            raise ConfigError(f"{name}={weight} must not be negative")
 
 
 def output_rows(out: Pretrained, batch: Batch) -> dict[str, Tensor]:

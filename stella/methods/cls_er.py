@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.errors import ConfigError
 from stella.losses import pair_nll
-from stella.methods.base import Losses, clip_rows, penalty
+from stella.methods.base import Losses, check_weights, clip_rows, penalty
 from stella.methods.er import Replay
 from stella.model.cav import CAV, Patches, Split
 from stella.model.slow import SlowWeights, check_shares
@@ -27,8 +26,7 @@ class CLSERConfig:
     evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the stable copy
 
     def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise ConfigError(f"weight={self.weight} must not be negative")
+        check_weights(weight=self.weight)
         check_shares(alpha_stable=self.alpha_stable, alpha_plastic=self.alpha_plastic)
         check_shares(rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)
 

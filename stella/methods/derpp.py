@@ -8,13 +8,25 @@ from torch import Tensor
 from stella.clip import Batch
 from stella.columns import Column
 from stella.memory import MemoryBatch
-from stella.methods.base import Losses, Method, clip_columns, clip_rows, output_columns, output_rows, penalty
+from stella.methods.base import (
+    Losses,
+    Method,
+    check_weights,
+    clip_columns,
+    clip_rows,
+    output_columns,
+    output_rows,
+    penalty,
+)
 from stella.model.cav import CAVConfig, Patches, Pretrained
 
 
 @dataclass(frozen=True)
 class DERppConfig:
     alpha: float = 0.5  # weight of the penalty (1.0 on Continual-AS)
+
+    def __post_init__(self) -> None:
+        check_weights(alpha=self.alpha)
 
 
 class DERpp(Method):

@@ -11,7 +11,7 @@ from stella.columns import Column
 from stella.errors import ConfigError
 from stella.losses import mean
 from stella.memory import MemoryBatch
-from stella.methods.base import Losses, MemoryConfig, clip_columns, clip_rows
+from stella.methods.base import Losses, MemoryConfig, check_weights, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, Weights
 from stella.model.cav import CAVConfig
 
@@ -21,6 +21,9 @@ class GMEDConfig:
     alpha: float = 0.1  # step size of an edit
     beta: float = 0.05  # weight of the loss itself (0.01 on Continual-AS)
     gamma: float = 1.0  # decay of the step size with each edit of the same clip
+
+    def __post_init__(self) -> None:
+        check_weights(alpha=self.alpha, beta=self.beta, gamma=self.gamma)
 
 
 @dataclass(frozen=True)

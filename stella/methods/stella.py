@@ -29,6 +29,7 @@ from stella.methods.base import (
     Method,
     ObjectiveConfig,
     check_kept,
+    check_weights,
     clip_columns,
     clip_rows,
     joined,
@@ -58,6 +59,7 @@ class STELLAConfig:
     correlation: bool = True  # false: prune no patch ("LPIS only")
 
     def __post_init__(self) -> None:
+        check_weights(alpha=self.alpha)
         least = {"chunk": self.chunk, "score_every": self.score_every, "avm_heads": self.avm_heads}
         if not self.beta > 0 or any(value is not None and value < 1 for value in least.values()):
             given = ", ".join(f"{name}={value}" for name, value in least.items())

@@ -83,7 +83,7 @@ def adam_step(
 
     The first step starts from zero moments. All tensor operations: the step can be recorded in a CUDA graph.
     """
-    group = optimizer.param_groups[0]
+    (group,) = optimizer.param_groups
     (beta1, beta2), lr, eps = group["betas"], group["lr"], group["eps"]
     states = [optimizer.state.get(p, {}) for p in parameters]
     step = 1 + (states[0]["step"] if states and states[0] else torch.zeros((), device=gradients[0].device))

@@ -139,7 +139,8 @@ class Run(Training):
         weights = [f"{self.config.model.weights}: {note}" for note in self.imported]
         speed = self.trainer.remark.splitlines()
         write_json(self.folder.notes, {"weights": weights, "data": remarks, "speed": speed})
-        return [*weights, *plan(self.tasks, self.eval_tasks, stream, self.trainer.steps, memory), *remarks]
+        steps, accumulate = self.trainer.steps, self.config.train.accumulate
+        return [*weights, *plan(self.tasks, self.eval_tasks, stream, steps, memory, accumulate), *remarks]
 
     def build(self, initial: bool) -> Trainer:
         config, device = self.config, self.machine.device

@@ -18,13 +18,16 @@ def told(memory: Memory) -> str:
     return number_of(held, "clip") + (f", {distinct:,} of them distinct" if distinct < held else "")
 
 
-def plan(train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None) -> list[str]:
+def plan(
+    train: Tasks, evaluation: Tasks, stream: StreamConfig, steps: int, memory: Memory | None, accumulate: int = 1
+) -> list[str]:
     """Clips, steps, epochs and memory; then what is too little to learn or to measure, with what to change."""
     sizes, judged = [len(source) for _, source in train], sum(len(source) for _, source in evaluation)
     each = f"{sizes[0]:,} each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} each"
+    clips = number_of(stream.batch_size * accumulate, "clip")
     lines = [
         f"{number_of(len(train), 'task')}, {number_of(sum(sizes), 'clip')}{f' ({each})' if len(sizes) > 1 else ''}: "
-        f"{number_of(steps, 'step')} of {number_of(stream.batch_size, 'clip')}, {number_of(stream.epochs, 'epoch')} of "
+        f"{number_of(steps, 'step')} of {clips}, {number_of(stream.epochs, 'epoch')} of "
         f"each task; evaluated on {number_of(judged, 'other clip')}"
     ]
     if memory is not None:

@@ -259,7 +259,8 @@ class Training(ABC):
     def _say_time(self, rate: float) -> None:
         """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
         self._rates += 1
-        left = (self.trainer.steps - self.trainer.counters.step) * self.stream.config.batch_size / rate
+        clips = self.stream.config.batch_size * self.trainer.config.accumulate  # of a step
+        left = (self.trainer.steps - self.trainer.counters.step) * clips / rate
         if self._rates == 2 and left > 60:
             self.display.say(f"about {number_of(round(left / 60), 'minute')} of training left at {rate:,.0f} clips/s")
 

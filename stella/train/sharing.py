@@ -38,7 +38,7 @@ SHARED: dict[str, Any] = {
     "match": avm,
 }
 PLAIN: dict[str, Function] = {name: vars(owner)[name] for name, owner in SHARED.items()}
-_places: dict[str, list[tuple[Any, str]]] = {}
+_places: dict[str, tuple[int, list[tuple[Any, str]]]] = {}  # how many modules there were, and those that have it
 
 
 @contextmanager
@@ -69,11 +69,16 @@ def replaced(swaps: Sequence[tuple[Any, str, Function]]) -> Iterator[None]:
 
 
 def _bound(name: str) -> list[tuple[Any, str]]:
-    """All modules that have this function, under whatever name; methods in files of one's own among them."""
-    if name not in _places:
+    """All modules that have this function, under whatever name; methods in files of one's own among them.
+
+    They are looked up again when a module was imported since.
+    """
+    loaded, found = _places.get(name, (0, []))
+    if loaded != len(sys.modules):
         plain, modules = PLAIN[name], list(sys.modules.values())
-        _places[name] = [(m, key) for m in modules for key, value in list(vars(m).items()) if value is plain]
-    return _places[name]
+        found = [(m, key) for m in modules for key, value in list(vars(m).items()) if value is plain]
+        _places[name] = len(modules), found
+    return found
 
 
 class Shared:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.evaluate.classes import NEIGHBOURS, _neighbours, class_measures
+from stella.evaluate.classes import NEIGHBOURS, _neighbours, _vote, class_measures
 from stella.evaluate.retrieval import Embeddings
 
 NAMES = ["cat", "dog", "owl"]
@@ -55,6 +55,12 @@ def test_measures_equal_a_plain_loop() -> None:
 def test_chunks_find_the_same_neighbours() -> None:
     e, _ = made(50, 2)
     assert torch.equal(_neighbours(e.a, e.v, 5, chunk=7), _neighbours(e.a, e.v, 5))
+
+
+def test_of_classes_with_as_many_votes_that_of_the_nearest_neighbour_wins() -> None:
+    """Also where the other's neighbours are nearer on average."""
+    rows = torch.tensor([[0, 1, 1, 2, 0], [1, 0, 0, 1, 2], [2, 0, 1, 1, 0]])
+    assert _vote(rows, 3).tolist() == [0, 1, 0]
 
 
 def test_without_two_classes_there_is_nothing_to_measure() -> None:

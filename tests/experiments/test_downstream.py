@@ -4,6 +4,7 @@ import csv
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from stella.evaluate.forgetting import gap_decline
 from stella.experiments import downstream, fading
 from stella.experiments.coverage import items
 from stella.experiments.downstream import downstream_sheet, paper_figures, show_downstream
-from stella.experiments.recipe import load, shipped
+from stella.experiments.recipe import load, runs, shipped
 from stella.experiments.results import to_csv
 from stella.report.attention import attention_sheet
+from stella.runs.training import RunResult
+from stella.transfer.config import transfer_config
 
 TINY = (
     *("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu", "train.warmup_steps=0"),
@@ -115,6 +118,29 @@ def test_fading_attention_in_small(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "fading/original/derpp/seed-0/matching-3/model.safetensors").exists()
     assert (tmp_path / "fading/original/stella/seed-0/fading.png").exists()
     assert not (tmp_path / "fading/original/stella/seed-0/matching-3").exists()
+
+
+def test_a_stop_while_a_matching_module_is_trained_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are not there yet: they are not asked for."""
+    monkeypatch.setattr(fading, "open_weights", lambda *_: (SimpleNamespace(avm=None), None))
+    monkeypatch.setattr(fading, "transfer", lambda *_, **__: RunResult(tmp_path, False, exit_code=130))
+    console = Console(record=True, file=io.StringIO())
+    config = runs("fading", TINY)["original/derpp"]
+    assert fading.fading(load("fading"), {"original/derpp": config}, [0], tmp_path, console) == 130
+    assert "Run the same command again to resume." in console.export_text()
+
+
+def test_after_a_stopped_test_no_other_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Path] = []
+
+    def stopped(_: Any, run: Path, **__: Any) -> RunResult:
+        begun.append(run)
+        return RunResult(run, True, exit_code=143 if run.name == "2" else 0)
+
+    monkeypatch.setattr(downstream, "transfer", stopped)
+    config = transfer_config("classify", None, ["weights.source=base-tiny"])
+    jobs = [("er", config, tmp_path / str(number)) for number in range(4)]
+    assert downstream._do(jobs, Console(quiet=True), 1) == 143 and [run.name for run in begun] == ["0", "1", "2"]
 
 
 @pytest.mark.slow

@@ -84,6 +84,14 @@ def test_several_scalars_share_the_gradients_of_their_sum() -> None:
         torch.testing.assert_close(gradient, want)
 
 
+def test_other_weights_than_equal_ones_are_refused() -> None:
+    """Their gradients would be wrong: they are those of the sum."""
+    weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    found: Any = known([weight.sum(), (weight**2).sum()], [weight])
+    with pytest.raises(RuntimeError, match="different weights: weigh them in recon_parts"):
+        (0.1 * found[0] + found[1]).backward()
+
+
 def test_values_without_gradients_stay_as_they_are() -> None:
     values = [torch.tensor(1.0)]
     assert known(values, []) is values

@@ -53,6 +53,15 @@ def test_er_draws_as_many_past_clips_as_it_is_told(monkeypatch: pytest.MonkeyPat
         method("er", draws=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("derpp", "alpha"), ("stella", "alpha"), ("random", "alpha"), ("gmed", "gamma"), ("cls_er", "weight")],
+)
+def test_negative_weights_are_refused(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}=-1\.0 must not be negative"):
+        method(name, **{key: -1.0})
+
+
 @pytest.mark.parametrize("name", ["multitask", "er", "lump", "mir", "gmed"])
 def test_without_a_memory_it_is_finetune(name: str) -> None:
     (finetune, theirs), (one, ours) = trained("finetune"), trained(name, clips=0)

@@ -9,7 +9,9 @@ from stella.memory import Memory
 from stella.runs.plan import plan
 
 
-def told(sizes: list[int], judged: int, batch: int, epochs: int, steps: int, capacity: int = 0) -> str:
+def told(
+    sizes: list[int], judged: int, batch: int, epochs: int, steps: int, capacity: int = 0, accumulate: int = 1
+) -> str:
     train: Any = [(f"t{i}", Noise(i, size)) for i, size in enumerate(sizes)]
     evaluation: Any = [(name, Noise(9, judged)) for name, _ in train]
     memory = (
@@ -17,7 +19,8 @@ def told(sizes: list[int], judged: int, batch: int, epochs: int, steps: int, cap
         if capacity
         else None
     )
-    return "\n".join(plan(train, evaluation, StreamConfig(batch_size=batch, epochs=epochs), steps, memory))
+    stream = StreamConfig(batch_size=batch, epochs=epochs)
+    return "\n".join(plan(train, evaluation, stream, steps, memory, accumulate))
 
 
 def test_a_plan_says_clips_steps_epochs_and_memory() -> None:
@@ -26,6 +29,7 @@ def test_a_plan_says_clips_steps_epochs_and_memory() -> None:
         "\nrehearsal memory: 1,000 clips in 1 MB"
     )
     assert "2 tasks, 2,010 clips (10 to 2,000 each): " in told([2000, 10], 240, 40, 1, 200)
+    assert ": 100 steps of 160 clips, 4 epochs" in told([4000], 240, 40, 4, 100, accumulate=4)
     assert told([50], 20, 1, 4, 200, 300).endswith("200 clips in 0 MB: all that this run brings, 300 were allowed")
 
 

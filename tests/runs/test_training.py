@@ -12,8 +12,8 @@ def test_the_time_left_is_told_once_at_the_rate_of_the_second_record() -> None:
     counters = SimpleNamespace(step=100)
     run: Any = SimpleNamespace(
         _rates=0,
-        trainer=SimpleNamespace(steps=2100, counters=counters),
-        stream=SimpleNamespace(config=SimpleNamespace(batch_size=36)),
+        trainer=SimpleNamespace(steps=2100, counters=counters, config=SimpleNamespace(accumulate=4)),
+        stream=SimpleNamespace(config=SimpleNamespace(batch_size=9)),
         display=SimpleNamespace(say=said.append),
     )
     for rate in (1.0, 20.0, 5.0):

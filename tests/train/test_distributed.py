@@ -1,5 +1,7 @@
 """Several real processes train as one does: values, gradients, weights, memory."""
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from helpers.noise import Noise
 from helpers.team import SHAPES, compare, fork
 
-from stella import routes
+from stella import losses, routes
 from stella.clip import Clip
 from stella.columns import Column
 from stella.data.stream import Stream, StreamConfig
@@ -30,7 +32,7 @@ ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for
         (2, 5, True, ["stella", "mir"]),
         (2, 5, False, ["stella", "esmer"]),
         (2, 5, False, ["chorus/0.1", "chorus/1.5", "er/0.1"]),  # fewer drawn clips than processes too
-        (2, 5, False, ["derpp+dct", "chorus/1.5+dct"]),
+        (2, 5, False, ["derpp+dct", "chorus/1.5+dct", "gmed:5", "lump:3"]),
         pytest.param(2, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(4, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(2, 20, True, [*METHODS, *ODD], marks=pytest.mark.slow),
@@ -62,6 +64,15 @@ def test_the_comparison_sees_a_gather_without_gradient(monkeypatch: pytest.Monke
     monkeypatch.setattr(sharing.GatherRows, "backward", staticmethod(cut))
     found = compare(2, 2, ["finetune"])["finetune"]
     assert found["gradients"] > 1e-3 and found["weights"] > 1e-3, found
+
+
+def test_functions_of_a_module_that_is_imported_later_are_shared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method in a file of one's own, loaded after another method's first step."""
+    sharing._bound("mean")
+    later = ModuleType("later")
+    later.average = losses.mean  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "later", later)
+    assert (later, "average") in sharing._bound("mean")
 
 
 class Faulty:
