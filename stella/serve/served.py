@@ -45,8 +45,8 @@ class Served:
             try:
                 await asyncio.to_thread(self.versions.look)
                 problem = ""
-            except StellaError as error:
-                problem = str(error)
+            except Exception as error:  # also of a race with a writer: the next look may succeed
+                problem = str(error) if isinstance(error, StellaError) else f"{type(error).__name__}: {error}"
             if problem != said:
                 said = problem
                 self.log(problem or "the index can be read again")
