@@ -1,8 +1,10 @@
 """The routes. This file alone imports FastAPI; `stella.serve.run` says how to install it."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +21,7 @@ from stella.search.catalogue import Modality
 from stella.search.index import Moment, OtherVersionError
 from stella.serve.answers import HttpError, found_tree, id_of, place_of
 from stella.serve.guard import Access, Guard
-from stella.serve.media import OTHER, body, open_media, pieces
+from stella.serve.media import OTHER, body, has_file, open_media, pieces
 from stella.serve.served import Served
 from stella.serve.work import Clip, Embed, Heat, Picture
 
@@ -229,7 +231,8 @@ async def clip(request: Request, id: Id) -> Response:
     """The moment alone, as an mp4 or FLAC that every browser plays; with HTTP ranges."""
     data = await _derived(request, id, Clip)
     kind = "audio/flac" if data.startswith(b"fLaC") else "video/mp4"
-    answer = body(len(data), kind, f'"clip-{id}"', request.headers.get("range"), request.headers.get("if-range"))
+    tag = f'"{zlib.crc32(data):x}"'
+    answer = body(len(data), kind, tag, request.headers.get("range"), request.headers.get("if-range"))
     return Response(data[answer.first : answer.first + answer.count], answer.status, answer.headers)
 
 
@@ -252,10 +255,7 @@ def _kept(data: bytes, kind: str) -> Response:
 async def _derived(request: Request, id: str, job: type[Clip | Heat | Picture]) -> bytes:
     served = served_by(request)
     moment: Moment = await asyncio.to_thread(served.moment, id)
+    there = await asyncio.to_thread(has_file, moment)
     weights, hit = served.weights() if job is Heat else None, moment.hit
-
-    async def make() -> bytes:
-        data: bytes = await served.jobs.run(job(weights, hit.root, hit.path, hit.start, hit.end))
-        return data
-
-    return await served.cache.get((job.__name__, hit.place, weights), make)
+    part = job(weights, hit.root, hit.path, hit.start, hit.end, (moment.size, moment.mtime))
+    return await served.cache.get((part, there), partial(served.jobs.run, part))
