@@ -23,6 +23,7 @@ from stella.embed import Model
 from stella.embed.translate import kept_weights, moved, state_in_use
 from stella.errors import StellaError
 from stella.files import lock
+from stella.model.weights import from_anywhere
 from stella.search import asked as asked_for
 from stella.search import ivf, maintain
 from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
@@ -156,7 +157,7 @@ class Index:
             given = row.origin if row else DEFAULT_MODEL
         if not isinstance(given, Path | str):
             return given, ""
-        return load(given, device), str(Path(given).resolve() if Path(given).exists() else given)
+        return load(given, device), from_anywhere(given)
 
     def search(
         self,
