@@ -8,7 +8,6 @@ INDEX/lock               held by the one that writes
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from heapq import merge as merge_sorted
 from itertools import product
@@ -26,7 +25,7 @@ from stella.files import lock
 from stella.model.weights import from_anywhere
 from stella.search import asked as asked_for
 from stella.search import ivf, maintain
-from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
+from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow, opened
 from stella.search.hits import Hit, allowed_rows, files_of, hits_of
 from stella.search.maintain import BadFile, State, Summary
 from stella.search.nearest import Place, ranked
@@ -94,7 +93,7 @@ class Index:
         for source in sources:
             open_source(Path(source))  # a wrong path makes no index
         Catalogue.create(self.path)
-        with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
+        with lock(self.path / "lock"), opened(self.path) as catalogue:
             chosen, origin = self._choose(catalogue, model, device, refresh)
             return maintain.update(
                 catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
@@ -102,30 +101,30 @@ class Index:
 
     def compact(self) -> int:
         """Remove the rows of dropped vectors; returns how many."""
-        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+        with opened(self.path) as catalogue, lock(self.path / "lock"):
             return maintain.compact(catalogue)
 
     def forget(self, source: Path | str) -> None:
         """Drop a folder and everything of it."""
-        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+        with opened(self.path) as catalogue, lock(self.path / "lock"):
             maintain.forget(catalogue, Path(source))
 
     def state(self) -> State:
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return maintain.state(catalogue)
 
     def serving(self) -> ModelRow:
         """The model whose vectors answer."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return _serving(catalogue, self.path)
 
     def understands(self, fingerprint: str) -> bool:
         """Whether queries of a model with that fingerprint are answered, as they are or translated."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return self._translations.possible(fingerprint, _answering(catalogue, self.path))
 
     def bad(self) -> list[BadFile]:
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return maintain.bad_files(catalogue)
 
     def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
@@ -134,7 +133,7 @@ class Index:
         Of another version only a state of the learner that made the index is taken, if its queries can be translated.
         If they cannot, the state that made the index answers as long as its weights are kept.
         """
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             serving, answering = _serving(catalogue, self.path), catalogue.answering()
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
@@ -239,7 +238,7 @@ class Index:
 
     def _read(self, work: Callable[[Catalogue], T]) -> T:
         """Do `work` in one snapshot; again if a compaction removed a shard of it before it was mapped."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             for _ in range(20):
                 try:
                     with catalogue.snapshot():
