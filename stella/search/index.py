@@ -69,8 +69,10 @@ class OtherVersionError(StellaError):
 class Index:
     """Threads may share an index. A process that only searches never waits for one that writes."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, shown: str | None = None) -> None:
+        """`shown` is what the notes of a search call the index; none: its path."""
         self.path = Path(path)
+        self.shown = str(path) if shown is None else shown
         self._mapped = Mapped(self.path)
         self._model: Model | None = None
         self._translations = Translations()
@@ -193,7 +195,7 @@ class Index:
         seconds = time.perf_counter() - began
         serving = self.serving()
         if asked.file and hits and state_in_use(serving.origin) not in ("", serving.fingerprint):
-            note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.path)}"
+            note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.shown)}"
         return Found(asked, target, hits, exact, note, seconds)
 
     def vector(self, hit: Hit) -> Tensor:
@@ -268,7 +270,7 @@ class Index:
             note = "searched exactly: the derived index knows no filters and no older vectors"
         elif faiss:
             derived = ivf.load(self.path, to, catalogue.meta("version") or 0)
-            note = "" if derived else f"searched exactly: build the derived index with stella index {self.path} --faiss"
+            note = "" if derived else f"searched exactly: build the derived index with stella index {self.shown} --faiss"
         unit = _unit(asked.vector, serving)
         found: list[Iterator[tuple[Place, float]]] = []
         stale: set[int] = set()  # shards
@@ -284,18 +286,18 @@ class Index:
         translated = [hit.place for hit in hits if hit.place[0] in stale]
         if translated:
             asked_for.note(self.path, files_of(catalogue, translated))
-            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.path)) if each)
+            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.shown)) if each)
         return hits, derived is None, note
 
 
-def _translated(stale: int, every: int, index: Path) -> str:
+def _translated(stale: int, every: int, index: str) -> str:
     return (
         f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
         f"translated; for exact answers run stella index {index} --refresh"
     )
 
 
-def _by_kept(index: Path) -> str:
+def _by_kept(index: str) -> str:
     return (
         "the query was embedded by the kept weights of the state that made the vectors; for the state in use run "
         f"stella index {index} --refresh"

@@ -24,7 +24,8 @@ class Served:
     """The index is only read."""
 
     def __init__(self, index: Path | str, model: str | None, limits: Limits, log: Log = print) -> None:
-        self.index, self.limits, self.log = Index(index), limits, log
+        self.index = Index(index, shown=Path(index).resolve().name)  # on the page: no folders
+        self.limits, self.log = limits, log
         self.versions = Versions(self.index, model)
         self.uploads = Uploads(limits)
         self.jobs = Jobs(limits.workers, limits.waiting, limits.seconds, log)

@@ -81,7 +81,9 @@ def test_old_vectors_answer_translated_queries_and_the_answer_says_so(
         learner.learn()
         after, note = found(Index(index.path), videos)
         assert after == before and note.startswith("4 of 4 were found by vectors of another state of the learner")
-        assert "--refresh" in note
+        assert f"stella index {index.path} --refresh" in note
+    note = found(Index(index.path, shown="films"), videos)[1]  # as a server names it
+    assert "stella index films --refresh" in note and str(index.path) not in note
     hit = Index(index.path).search(videos / "c.mp4", 1).hits[0]
     more = Index(index.path).search(index.moment(hit.place).query, 1, to=hit.modality)  # a query of the old state
     assert more.hits[0].place == hit.place and more.note == ""
@@ -223,7 +225,8 @@ def test_after_a_rollback_the_index_answers_and_a_refresh_brings_it_back(
     before, _ = found(index, videos)
     rolled_back(learner, monkeypatch, common)
     after, note = found(Index(index.path), videos)
-    assert after == before and "--refresh" in note
+    assert after == before and f"stella index {index.path} --refresh" in note
+    assert str(index.path) not in found(Index(index.path, shown="films"), videos)[1]
     by = "4 of 4 were found by vectors of another state" if common else "the query was embedded by the kept weights"
     assert note.startswith(f"the learner went back to round 2; {by}")
     assert index.state().stale == 6

@@ -253,6 +253,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
 
 def test_the_state_says_what_there_is(client: TestClient, index: "stella.Index") -> None:
     state, found = client.get("/api/state").json(), index.state()
+    assert client.app.state.served.index.shown == "index"  # type: ignore[attr-defined]
     assert (state["files"], state["bad"], state["windows"]) == (found.files["ok"], 1, found.windows)
     assert state["bad_files"] == [{"name": "more/text.mp4", "reason": "not a media file"}]
     assert state["folders"] == ["videos"] and state["model"]["name"] == "base-tiny" and state["stale"] == ""
