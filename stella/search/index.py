@@ -270,7 +270,9 @@ class Index:
             note = "searched exactly: the derived index knows no filters and no older vectors"
         elif faiss:
             derived = ivf.load(self.path, to, catalogue.meta("version") or 0)
-            note = "" if derived else f"searched exactly: build the derived index with stella index {self.shown} --faiss"
+            note = (
+                "" if derived else f"searched exactly: build the derived index with stella index {self.shown} --faiss"
+            )
         unit = _unit(asked.vector, serving)
         found: list[Iterator[tuple[Place, float]]] = []
         stale: set[int] = set()  # shards

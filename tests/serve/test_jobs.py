@@ -1,6 +1,9 @@
 """The queue and its workers: late, dead and failing jobs, too many of them, uploads of every size."""
 
 import asyncio
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -9,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.disk import small_disk
 from helpers.served import misbehave
 
 from stella.serve import work as work_module
@@ -105,28 +109,50 @@ def test_uploads_are_limited_in_size_time_and_number_and_leave_nothing() -> None
     assert asyncio.run(receive(b"a" * 60, b"b" * 41, length=3)) == 413  # what is stated is not believed
     assert asyncio.run(receive(*[b"a"] * 50, pause=0.05)) == 408
     assert asyncio.run(several()) == [b"x" * 90, 503, 503]  # the disk is full; too many
-    assert asyncio.run(receive(b"abc")) == b"abc" and (uploads.count, uploads.held) == (0, 0)
+    assert asyncio.run(receive(b"abc")) == b"abc" and uploads.sizes == {}
     assert [path.name for path in uploads.folder.iterdir()] == ["lock"]
     uploads.close()
     assert not uploads.folder.exists()
 
 
-def test_the_folder_of_a_killed_server_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    import tempfile
+def test_uploads_are_taken_again_after_a_full_disk_and_after_their_folder_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    uploads = Uploads(Limits(bytes=300_000, disk=400_000))
 
+    async def receive(*chunks: bytes) -> int:
+        async with uploads.received(body(*chunks), None) as path:
+            return path.stat().st_size
+
+    chunks = [b"x" * 65_536] * 4
+    for _ in range(3):
+        with small_disk(100_000), pytest.raises(HttpError, match="no room for the upload"):
+            asyncio.run(receive(*chunks))
+    assert uploads.sizes == {} and asyncio.run(receive(*chunks)) == 262_144
+    shutil.rmtree(uploads.folder)  # by a cleaner of temporary files
+    assert asyncio.run(receive(*chunks)) == 262_144
+    (uploads.folder / "lock").unlink()  # or only what is old
+    assert asyncio.run(receive(*chunks)) == 262_144
+    uploads.close()
+    assert not uploads.folder.exists()
+
+
+def test_the_folder_of_a_killed_server_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = tmp_path / "stella-serve-left"
     left.mkdir()
     (left / "upload").write_text("secret")
     os.utime(left, (1, 1))
+    young = tmp_path / "stella-serve-young"  # its server is about to lock it
+    young.mkdir()
     other = Uploads(Limits())
     os.utime(other.folder, (1, 1))
     last = Uploads(Limits())
-    assert not left.exists() and other.folder.exists()
+    assert not left.exists() and other.folder.exists() and young.exists()
     last.close()
     other.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [young]
 
 
 def test_what_is_made_for_a_moment_is_made_once_and_forgotten_when_there_is_too_much() -> None:
