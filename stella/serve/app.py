@@ -2,12 +2,12 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -33,8 +33,10 @@ FILES = {
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+GONE = 1.0  # seconds after which it is looked again whether a client is still there
 BODY = {"requestBody": {"required": True, "content": {OTHER: {"schema": {"type": "string", "format": "binary"}}}}}
 
+T = TypeVar("T")
 router = APIRouter()
 To = Annotated[Literal["video", "audio"] | None, Query(description="Compare with pictures or with sounds.")]
 By = Annotated[Literal["video", "audio"] | None, Query(description="Ask by the upload's pictures or by its sound.")]
@@ -164,7 +166,7 @@ async def search(
     stated = request.headers.get("content-length", "")
     async with served.uploads.received(request.stream(), int(stated) if stated.isdecimal() else None) as file:
         for last in (False, True):
-            query = await served.jobs.run(Embed(served.weights(), str(file), by, at))
+            query = await _while_asked(request, served.jobs.run(Embed(served.weights(), str(file), by, at)))
             try:
                 found = await asyncio.to_thread(served.index.search, query, k, to=to, path=path, label=label)
             except OtherVersionError:  # a refresh has just ended
@@ -258,4 +260,17 @@ async def _derived(request: Request, id: str, job: type[Clip | Heat | Picture]) 
     there = await asyncio.to_thread(has_file, moment)
     weights, hit = served.weights() if job is Heat else None, moment.hit
     part = job(weights, hit.root, hit.path, hit.start, hit.end, (moment.size, moment.mtime))
-    return await served.cache.get((part, there), partial(served.jobs.run, part))
+    return await _while_asked(request, served.cache.get((part, there), partial(served.jobs.run, part)))
+
+
+async def _while_asked(request: Request, work: Awaitable[T]) -> T:
+    """The result of some work, which is cancelled when its client has gone: a job that waits is then never begun."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=GONE)
+            if not task.done() and await request.is_disconnected():
+                raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import asdict
 from pathlib import Path
@@ -91,12 +91,16 @@ class Served:
 
 
 class Cache:
-    """What was made for moments: the last used are kept, and each is made once for all who ask at the same time."""
+    """What was made for moments: the last used are kept, and each is made once for all who ask at the same time.
+
+    When all who asked are gone, it is not made.
+    """
 
     def __init__(self, most: int = 1 << 26) -> None:
         self.most, self.size = most, 0
         self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
         self._coming: dict[Hashable, asyncio.Future[bytes]] = {}
+        self._asking: Counter[Hashable] = Counter()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         if key in self._kept:
@@ -104,13 +108,17 @@ class Cache:
             return self._kept[key]
         if key not in self._coming:
             self._coming[key] = asyncio.ensure_future(self._make(key, make))
-        return await asyncio.shield(self._coming[key])
+        self._asking[key] += 1
+        try:
+            return await asyncio.shield(self._coming[key])
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key]
+                self._coming.pop(key).cancel()
 
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        try:
-            data = await make()
-        finally:
-            del self._coming[key]
+        data = await make()
         self._kept[key] = data
         self.size += len(data)
         while self.size > self.most:

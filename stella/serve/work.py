@@ -76,7 +76,7 @@ class Warm:
     weights: Weights
 
     def do(self, model: Model | None) -> None:
-        time.sleep(0.2)  # the other workers shall take the other ones
+        time.sleep(0.2)  # so that each worker gets one of these jobs
 
 
 @dataclass(frozen=True)
