@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stella.embed.translate import Measured
 from stella.errors import StellaError
-from stella.search import asked
+from stella.search import asked, translations
 from stella.search import index as module
+from stella.search.catalogue import ModelRow
 from stella.search.index import Index
 
 DIM = 8
@@ -167,6 +168,17 @@ def test_without_common_clips_the_index_is_stale(tmp_path: Path, learner: Learne
         Index(index.path).update()
     Index(index.path).update(refresh=True)
     assert {row[1] for row in content(index.path)} == {"state 2"}
+
+
+def test_only_the_translations_that_were_needed_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(translations, "MOST", 2)
+    monkeypatch.setattr(translations, "is_learner", lambda home: True)
+    monkeypatch.setattr(translations, "translation", lambda home, query, to: made.append(to) or torch.eye(2))
+    known = translations.Translations()
+    for to in ("a", "b", "a", "c", "a", "b"):
+        known.carry(torch.ones(2), "now", ModelRow(1, to, 2, "home"))
+    assert made == ["a", "b", "c", "b"]
 
 
 def test_who_may_only_read_leaves_no_trace(tmp_path: Path) -> None:
