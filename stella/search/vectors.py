@@ -114,7 +114,7 @@ class Writer:
         if modality in self._open and not full:
             return self._open[modality]
         last = self.catalogue.shards(self.model, modality)[-1:]
-        if full or not last or last[0].rows == ROWS or self.fresh:
+        if full or not last or self.fresh:
             with self.catalogue.change() as db:
                 shard = (
                     db.execute("INSERT INTO shards (model, modality) VALUES (?, ?)", (self.model, modality)).lastrowid
