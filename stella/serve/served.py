@@ -21,7 +21,7 @@ WATCH = 2.0  # seconds after which the index and its model are looked at again
 
 
 class Served:
-    """The index is only read."""
+    """Files and vectors of the index are only read."""
 
     def __init__(self, index: Path | str, model: str | None, limits: Limits, log: Log = print) -> None:
         self.index = Index(index, shown=Path(index).resolve().name)  # on the page: no folders
