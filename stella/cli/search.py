@@ -75,6 +75,7 @@ def index(
         return
     if forget and not sources:
         raise StellaError("--forget needs the folders to drop: stella index --forget SRC INDEX")
+    done = None
     if forget:
         for source in sources:
             found.forget(source)
@@ -83,6 +84,7 @@ def index(
         done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         _list_bad(found, SHOWN_BAD)
         say(str(done))
+        _list_passed_over(done, root)
         if done.counts.added and (name := found.serving().origin) in shipped():
             say(
                 f"{name} knows rendered scenes, not the world; let it learn from your videos, "
@@ -94,6 +96,13 @@ def index(
     if faiss:
         found.build_ivf()
         say("search --faiss is ready")
+    raise typer.Exit(bool(done and done.counts.passed_over))
+
+
+def _list_passed_over(done: Any, root: Path) -> None:
+    for folder, why in done.counts.passed_over.items():
+        forget = f"; if its files are gone for good: stella index --forget {folder} {root}"
+        say(plain(f"passed over: {why}{forget if folder in done.state.sources else ''}"), "yellow")
 
 
 def _list_bad(found: Any, most: int | None) -> None:

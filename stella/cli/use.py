@@ -34,6 +34,8 @@ def embed(
     from stella.embed.vectors import Collected, embed_each, media_files
     from stella.errors import ClipError
 
+    if ray and device:
+        raise StellaError("--device is of this machine; leave it out with --ray, which takes a GPU where there is one")
     collected = Collected(out)
     found, loaded, bad = media_files(files), load(model, device), []
     for note in loaded.notes[1:]:

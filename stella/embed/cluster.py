@@ -10,6 +10,7 @@ from stella.embed.load import load
 from stella.embed.model import Model
 from stella.embed.vectors import Both, embed_each
 from stella.errors import ClipError, require
+from stella.model.weights import from_anywhere
 
 FILES = 16  # of a task
 
@@ -26,7 +27,7 @@ def embed_on_ray(
     with cluster(address, processors):
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         remote = ray.remote(embed_all).options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
-        name = str(Path(model).absolute()) if Path(model).exists() else model
+        name = from_anywhere(model)
         parts = [[file.absolute() for file in files[at : at + FILES]] for at in range(0, len(files), FILES)]
         tasks = ((part, lambda part=part: remote.remote(name, part, how)) for part in parts)
         done = (each for _, found in in_order(ray, tasks) for each in found)

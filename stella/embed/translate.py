@@ -73,10 +73,7 @@ def is_learner(name: Path | str) -> bool:
 
 def state_in_use(home: Path | str) -> str:
     """The fingerprint of a learner's state in use; empty if it is not known."""
-    try:
-        return _fingerprint(Path(home) / "current" / "embeddings.pt")
-    except (OSError, StellaError):
-        return ""
+    return _fingerprint(Path(home) / "current" / "embeddings.pt")
 
 
 def moved(home: Path | str, fingerprint: str) -> str:
@@ -98,9 +95,12 @@ def kept_weights(home: Path | str, fingerprint: str) -> Path | None:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of the state that embedded what is in this file, which is read once."""
-    status = path.stat()
-    return _read_fingerprint(path.resolve(), status.st_mtime_ns, status.st_size)
+    """Of the state that embedded what is in this file, which is read once; empty if it cannot be read."""
+    try:
+        status = path.stat()
+        return _read_fingerprint(path.resolve(), status.st_mtime_ns, status.st_size)
+    except (OSError, StellaError):
+        return ""
 
 
 @lru_cache(maxsize=1024)

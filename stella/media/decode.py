@@ -84,14 +84,20 @@ def read_cut(
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
 
-    def times(begin: float, end: float) -> list[float]:
-        return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
-
-    return _read(Path(path), start, duration, size, times, time_limit, limits)
+    return _read(Path(path), start, duration, size, partial(_regular, fps=fps), time_limit, limits)
 
 
-def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float = 30.0) -> Tensor:
-    """What `decode` gives of one track, video or audio, of a file that may have no other."""
+def _regular(begin: float, end: float, fps: float) -> list[float]:
+    return [begin + i / fps for i in range(max(1, math.ceil((end - begin) * fps - 1e-6)))]
+
+
+def decode_track(
+    path: Path | str, plan: Plan, kind: str, *, fps: float | None = None, time_limit: float = 30.0
+) -> Tensor:
+    """What `decode` gives of one track, video or audio, of a file that may have no other.
+
+    With `fps`: the frames at the clip's beginning and every 1/fps seconds after it, as far as the track reaches.
+    """
     path, deadline = Path(path), time.monotonic() + time_limit
     for back in SEEK_BACK:
         with open_media(path, deadline) as container:
@@ -101,7 +107,8 @@ def decode_track(path: Path | str, plan: Plan, kind: str, *, time_limit: float =
             video, audio = (found[name] if name == kind else None for name in ("video", "audio"))
             cut = Cut(path, container, video, audio, plan.start, plan.duration, deadline)
             if cut.gather(back):
-                return cut.pictures(plan.times, plan.size) if kind == "video" else cut.waveform()
+                times = plan.times if fps is None else cut.every(fps)
+                return cut.pictures(times, plan.size) if kind == "video" else cut.waveform()
     raise AssertionError("a read from the start of a file always succeeds")
 
 
@@ -277,6 +284,10 @@ class Cut:
             raise ClipError(self.path, "no audio in the clip", "choose another start or leave the file out")
         return torch.from_numpy(waveform)
 
+    def every(self, fps: float) -> Times:
+        """Times from the clip's beginning on, also where the video begins later."""
+        return lambda _, end: _regular(self.begin, end, fps)
+
     def pictures(self, times: Times, size: int) -> Tensor:
         """uint8 [N, 3, H, W], one for each wanted time."""
         packets = self.video_packets
@@ -350,6 +361,9 @@ class Cut:
             stated = self.origin + (self.container.duration or 0) / 1e6
             both = (*self.video_packets, *self.audio_packets)
             reached = max(reached, *(self._span(p)[1] for p in both)) if both else reached
+            if len(self.streams) == 1 and reached < min(self.end, stated) - SLACK:  # another track may go on
+                left = max(0.001, self.deadline - time.monotonic())
+                reached = self.origin + (read_duration(self.path, time_limit=left) or 0.0)
         if reached < min(self.end, stated) - SLACK or (reached < self.end - SLACK and shorter_than_stated(self.path)):
             raise ClipError(self.path, "truncated file", "it holds less than its header says: fetch it again")
 

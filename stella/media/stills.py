@@ -11,6 +11,8 @@ from torch import Tensor
 from stella.errors import ClipError, require
 from stella.media.decode import Plan, decode_track
 
+FORMATS = ("JPEG", "PNG")  # of the benchmarks; others of PIL start programs
+
 
 def read_picture(path: Path) -> Tensor:
     """uint8 [3, H, W]."""
@@ -35,7 +37,7 @@ def read_mask(path: Path) -> Tensor:
 def _image(path: Path) -> Any:
     image = require("PIL.Image")
     try:
-        found = image.open(path)
+        found = image.open(path, formats=FORMATS)
         found.load()
     except FileNotFoundError as error:
         raise ClipError(path, f"missing {_kind(path)}", "check the path, or leave the clip out") from error

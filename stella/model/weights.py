@@ -59,6 +59,14 @@ def find(name: Path | str) -> Path:
     raise WeightsError(f"{name} is a folder without {FILE}; give a finished run, or a folder that save() wrote")
 
 
+def from_anywhere(name: Path | str) -> str:
+    """What `find` takes for the same weights in any folder: a shipped name as it is, of other paths the absolute one.
+
+    As in `find`, a shipped name means the shipped weights, also where a folder is called so.
+    """
+    return str(name) if str(name) in shipped() or not Path(name).exists() else str(Path(name).resolve())
+
+
 @dataclass(frozen=True)
 class Loaded:
     model: CAV

@@ -76,7 +76,7 @@ class Catalogue:
             self.db.execute("PRAGMA synchronous = FULL")
         except sqlite3.DatabaseError as error:
             self.db.close()
-            raise StellaError(f"{self.path} is no catalogue ({error}); restore it, or index again elsewhere") from error
+            raise _unreadable(self.path, error) from error
         if found != FORMAT:
             self.db.close()
             raise StellaError(
@@ -113,7 +113,8 @@ class Catalogue:
         try:
             yield self.db
         finally:
-            self.db.execute("ROLLBACK")
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
@@ -167,11 +168,27 @@ class Catalogue:
 
 
 @contextmanager
+def opened(root: Path) -> Iterator[Catalogue]:
+    """A catalogue that is closed when the block ends. SQLite's errors in it become a sentence for the user."""
+    with closing(Catalogue(root)) as catalogue:
+        try:
+            yield catalogue
+        except sqlite3.DatabaseError as error:
+            raise _unreadable(catalogue.path, error) from error
+
+
+def _unreadable(path: Path, error: sqlite3.DatabaseError) -> StellaError:
+    return StellaError(f"{path} cannot be read ({error}); restore it, or index again into another folder")
+
+
+@contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """SQLite's errors about the disk as a sentence for the user."""
+    """SQLite's errors while writing as a sentence for the user."""
     try:
         yield
     except sqlite3.OperationalError as error:
         raise StellaError(
             f"{path} cannot be written ({error}); nothing committed is lost: check the disk and run again"
         ) from error
+    except sqlite3.DatabaseError as error:
+        raise _unreadable(path, error) from error

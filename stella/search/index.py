@@ -8,7 +8,6 @@ INDEX/lock               held by the one that writes
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from heapq import merge as merge_sorted
 from itertools import product
@@ -23,9 +22,10 @@ from stella.embed import Model
 from stella.embed.translate import kept_weights, moved, state_in_use
 from stella.errors import StellaError
 from stella.files import lock
+from stella.model.weights import from_anywhere
 from stella.search import asked as asked_for
 from stella.search import ivf, maintain
-from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
+from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow, opened
 from stella.search.hits import Hit, allowed_rows, files_of, hits_of
 from stella.search.maintain import BadFile, State, Summary
 from stella.search.nearest import Place, ranked
@@ -69,8 +69,10 @@ class OtherVersionError(StellaError):
 class Index:
     """Threads may share an index. A process that only searches never waits for one that writes."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, shown: str | None = None) -> None:
+        """`shown` is what the notes of a search call the index; none: its path."""
         self.path = Path(path)
+        self.shown = str(path) if shown is None else shown
         self._mapped = Mapped(self.path)
         self._model: Model | None = None
         self._translations = Translations()
@@ -93,7 +95,7 @@ class Index:
         for source in sources:
             open_source(Path(source))  # a wrong path makes no index
         Catalogue.create(self.path)
-        with lock(self.path / "lock"), closing(Catalogue(self.path)) as catalogue:
+        with lock(self.path / "lock"), opened(self.path) as catalogue:
             chosen, origin = self._choose(catalogue, model, device, refresh)
             return maintain.update(
                 catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
@@ -101,30 +103,30 @@ class Index:
 
     def compact(self) -> int:
         """Remove the rows of dropped vectors; returns how many."""
-        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+        with opened(self.path) as catalogue, lock(self.path / "lock"):
             return maintain.compact(catalogue)
 
     def forget(self, source: Path | str) -> None:
         """Drop a folder and everything of it."""
-        with closing(Catalogue(self.path)) as catalogue, lock(self.path / "lock"):
+        with opened(self.path) as catalogue, lock(self.path / "lock"):
             maintain.forget(catalogue, Path(source))
 
     def state(self) -> State:
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return maintain.state(catalogue)
 
     def serving(self) -> ModelRow:
         """The model whose vectors answer."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return _serving(catalogue, self.path)
 
     def understands(self, fingerprint: str) -> bool:
         """Whether queries of a model with that fingerprint are answered, as they are or translated."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return self._translations.possible(fingerprint, _answering(catalogue, self.path))
 
     def bad(self) -> list[BadFile]:
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             return maintain.bad_files(catalogue)
 
     def model(self, given: Model | Path | str | None = None, device: str | None = None) -> Model:
@@ -133,7 +135,7 @@ class Index:
         Of another version only a state of the learner that made the index is taken, if its queries can be translated.
         If they cannot, the state that made the index answers as long as its weights are kept.
         """
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             serving, answering = _serving(catalogue, self.path), catalogue.answering()
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
@@ -156,7 +158,7 @@ class Index:
             given = row.origin if row else DEFAULT_MODEL
         if not isinstance(given, Path | str):
             return given, ""
-        return load(given, device), str(Path(given).resolve() if Path(given).exists() else given)
+        return load(given, device), from_anywhere(given)
 
     def search(
         self,
@@ -193,7 +195,7 @@ class Index:
         seconds = time.perf_counter() - began
         serving = self.serving()
         if asked.file and hits and state_in_use(serving.origin) not in ("", serving.fingerprint):
-            note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.path)}"
+            note = f"{moved(serving.origin, serving.fingerprint)}; {note or _by_kept(self.shown)}"
         return Found(asked, target, hits, exact, note, seconds)
 
     def vector(self, hit: Hit) -> Tensor:
@@ -238,7 +240,7 @@ class Index:
 
     def _read(self, work: Callable[[Catalogue], T]) -> T:
         """Do `work` in one snapshot; again if a compaction removed a shard of it before it was mapped."""
-        with closing(Catalogue(self.path)) as catalogue:
+        with opened(self.path) as catalogue:
             for _ in range(20):
                 try:
                     with catalogue.snapshot():
@@ -268,7 +270,9 @@ class Index:
             note = "searched exactly: the derived index knows no filters and no older vectors"
         elif faiss:
             derived = ivf.load(self.path, to, catalogue.meta("version") or 0)
-            note = "" if derived else f"searched exactly: build the derived index with stella index {self.path} --faiss"
+            note = (
+                "" if derived else f"searched exactly: build the derived index with stella index {self.shown} --faiss"
+            )
         unit = _unit(asked.vector, serving)
         found: list[Iterator[tuple[Place, float]]] = []
         stale: set[int] = set()  # shards
@@ -284,18 +288,18 @@ class Index:
         translated = [hit.place for hit in hits if hit.place[0] in stale]
         if translated:
             asked_for.note(self.path, files_of(catalogue, translated))
-            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.path)) if each)
+            note = ". ".join(each for each in (note, _translated(len(translated), len(hits), self.shown)) if each)
         return hits, derived is None, note
 
 
-def _translated(stale: int, every: int, index: Path) -> str:
+def _translated(stale: int, every: int, index: str) -> str:
     return (
         f"{stale} of {every} were found by vectors of another state of the learner, into whose space the query was "
         f"translated; for exact answers run stella index {index} --refresh"
     )
 
 
-def _by_kept(index: Path) -> str:
+def _by_kept(index: str) -> str:
     return (
         "the query was embedded by the kept weights of the state that made the vectors; for the state in use run "
         f"stella index {index} --refresh"

@@ -47,11 +47,16 @@ def build(root: Path, modality: Modality, shards: Shards, version: int) -> None:
 def load(root: Path, modality: Modality, version: int) -> Any:
     """The derived index of that version; None if there is none."""
     path = root / "derived" / f"{modality}-{version}.faiss"
-    return _open(path) if path.exists() else None
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return _open(path, status.st_ino, status.st_mtime_ns)
 
 
 @lru_cache(4)
-def _open(path: Path) -> Any:
+def _open(path: Path, inode: int, mtime: int) -> Any:
+    """Once for each file, not for each path: another index may come to lie there."""
     faiss = require("faiss", "faiss")
     index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
     index.nprobe = PROBES

@@ -98,10 +98,20 @@ class ShardClips:
 
     def whole(self, path: str) -> tuple[float, Tensor, Tensor, float]:
         """When a clip begins in its video, its frames uint8 [N, 3, H, W], its waveform [S], and the frames a second."""
+        index = self._position(path)
+        return self.clips.entry(index)[1].start, *self.clips.whole(index)
+
+    def stamp(self, path: str) -> tuple[int, int]:
+        """Size and time of a clip's shard, as its `Item` has them."""
+        status = self.clips.entry(self._position(path))[0].stat()
+        return status.st_size, status.st_mtime_ns
+
+    def _position(self, path: str) -> int:
         if not self._positions:
             self._positions = {self.clips.entry(index)[1].id: index for index in range(len(self.clips))}
-        index = self._positions[path]
-        return self.clips.entry(index)[1].start, *self.clips.whole(index)
+        if path not in self._positions:
+            raise ClipError(path, "missing clip", "it is not in the shards: bring the index up to date")
+        return self._positions[path]
 
     def embed(self, model: Model, item: Item, overlap: float) -> Both:
         start, frames, waveform, fps = self.whole(item.path)

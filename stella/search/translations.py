@@ -1,6 +1,7 @@
 """Queries for vectors of other states of the learner that made an index (`stella.embed.translate`)."""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -9,12 +10,14 @@ from stella.embed.translate import is_learner, translation
 from stella.errors import StellaError
 from stella.search.catalogue import ModelRow
 
+MOST = 128  # kept: 300 MB at D = 768
+
 
 class Translations:
-    """Those that were needed so far. Threads may share it."""
+    """Those that were needed last. Threads may share it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Tensor] = {}  # by what made the query, and by what made the vectors
+        self._known: OrderedDict[tuple[str, str], Tensor] = OrderedDict()  # by what made the query, and the vectors
         self._lock = threading.Lock()
 
     def possible(self, made_by: str, models: Sequence[ModelRow]) -> bool:
@@ -34,4 +37,7 @@ class Translations:
                 if not is_learner(model.origin):
                     raise StellaError(f"{model.origin or 'the model'} is no learner: its versions cannot be compared")
                 self._known[key] = translation(model.origin, *key)
+            self._known.move_to_end(key)
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
             return self._known[key]

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from stella.embed import Model
-from stella.errors import ClipError, skippable
+from stella.errors import ClipError, StellaError, skippable
 from stella.search.asked import counts
 from stella.search.catalogue import MODALITIES, Catalogue
 from stella.search.sources import Item, Source, open_source
@@ -35,6 +35,7 @@ class Counts:
     renamed: int = 0
     dropped: int = 0
     bad: Counter[str] = field(default_factory=Counter)  # by reason: those that became bad now
+    passed_over: dict[Path, str] = field(default_factory=dict)  # folders that cannot be listed, and why
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Update:
         self.counts = Counts()
 
     def run(self, roots: Iterable[Path]) -> None:
-        jobs = self._in_order([job for root in roots for job in self._plan(open_source(root))])
+        jobs = self._in_order([job for source, items in self._listed(roots) for job in self._plan(source, items)])
         shown = self.bar.add_task("indexing", total=len(jobs))
         pending: list[Result] = []
         committed = time.monotonic()
@@ -107,6 +108,22 @@ class Update:
             self._commit(pending)
             self.writer.close()
 
+    def _listed(self, roots: Iterable[Path]) -> list[tuple[Source, list[Item]]]:
+        """What each folder holds. One that is gone or empty may only be unmounted: it is passed over, with its vectors.
+
+        If that is so of all of them, it is an error.
+        """
+        found: list[tuple[Source, list[Item]]] = []
+        for root in roots:
+            try:
+                source = open_source(root)
+                found.append((source, list(source.items())))
+            except StellaError as error:
+                self.counts.passed_over[root] = str(error)
+        if not found:
+            raise StellaError("; ".join(self.counts.passed_over.values()))
+        return found
+
     def _in_order(self, jobs: Sequence[Job]) -> list[Job]:
         """Files without vectors first; then those asked for most, and of equal ones those with the oldest vectors."""
         asked = counts(self.catalogue.root)
@@ -117,12 +134,12 @@ class Update:
 
         return sorted(jobs, key=key)
 
-    def _plan(self, source: Source) -> list[Job]:
+    def _plan(self, source: Source, items: Sequence[Item]) -> list[Job]:
         """What is to be embedded. Renamed and vanished files are dealt with at once."""
         source_id = self._source_id(source.root)
         known = self._known(source_id)
         jobs: list[Job] = []
-        for item in source.items():
+        for item in items:
             found = known.pop(os.fsencode(item.path), None)
             if (
                 found

@@ -4,6 +4,7 @@ A row is never rewritten. Rows past those that the catalogue counts are the rest
 cuts them off. Every writer has shards of its own, so several could write one index.
 """
 
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +25,15 @@ def shard_path(root: Path, shard: int) -> Path:
 
 
 class Mapped:
-    """The shards of an index as tensors, mapped once and again when they have grown. Threads may share it."""
+    """The shards of an index as tensors, mapped once and again when they have grown. Threads may share it.
+
+    Another index may come to lie at the same path, with other shards of the same numbers: each map knows its inode,
+    which no other file can have as long as the map lasts.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._mapped: dict[int, Tensor] = {}
+        self._mapped: dict[int, tuple[tuple[int, int], Tensor]] = {}  # with device and inode
         self._lock = threading.Lock()
 
     def open(self, catalogue: Catalogue, model: ModelRow, modality: Modality) -> dict[int, Tensor]:
@@ -36,19 +41,26 @@ class Mapped:
         shards = [shard for shard in catalogue.shards(model.id, modality) if shard.rows]
         known = {id for (id,) in catalogue.db.execute("SELECT id FROM shards")}
         with self._lock:
-            self._mapped = {id: tensor for id, tensor in self._mapped.items() if id in known}
+            self._mapped = {id: mapped for id, mapped in self._mapped.items() if id in known}
             return {shard.id: self._open(shard, model.dim) for shard in shards}
 
     def _open(self, shard: ShardRow, dim: int) -> Tensor:
-        tensor = self._mapped.get(shard.id)
-        if tensor is None or len(tensor) < shard.rows:
-            path = shard_path(self.root, shard.id)
-            try:  # copy-on-write, since torch takes no read-only arrays; nobody writes
-                array = np.memmap(path, np.float16, "c", shape=(shard.rows, dim))
+        path = shard_path(self.root, shard.id)
+        known, tensor = self._mapped.get(shard.id, (None, torch.empty(0)))
+        if known != _inode(path.stat()) or len(tensor) < shard.rows:
+            try:
+                with path.open("rb") as file:  # copy-on-write, since torch takes no read-only arrays; nobody writes
+                    inode = _inode(os.fstat(file.fileno()))
+                    array = np.memmap(file, np.float16, "c", shape=(shard.rows, dim))
             except ValueError as error:
                 raise StellaError(f"{path} is shorter than its catalogue says; restore it or index again") from error
-            tensor = self._mapped[shard.id] = torch.from_numpy(array)
+            tensor = torch.from_numpy(array)
+            self._mapped[shard.id] = inode, tensor
         return tensor[: shard.rows]
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 class Writer:
@@ -102,7 +114,7 @@ class Writer:
         if modality in self._open and not full:
             return self._open[modality]
         last = self.catalogue.shards(self.model, modality)[-1:]
-        if full or not last or last[0].rows == ROWS or self.fresh:
+        if full or not last or self.fresh:
             with self.catalogue.change() as db:
                 shard = (
                     db.execute("INSERT INTO shards (model, modality) VALUES (?, ?)", (self.model, modality)).lastrowid

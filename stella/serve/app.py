@@ -1,11 +1,13 @@
 """The routes. This file alone imports FastAPI; `stella.serve.run` says how to install it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi import Path as InPath
@@ -19,7 +21,7 @@ from stella.search.catalogue import Modality
 from stella.search.index import Moment, OtherVersionError
 from stella.serve.answers import HttpError, found_tree, id_of, place_of
 from stella.serve.guard import Access, Guard
-from stella.serve.media import OTHER, body, open_media, pieces
+from stella.serve.media import OTHER, body, has_file, open_media, pieces
 from stella.serve.served import Served
 from stella.serve.work import Clip, Embed, Heat, Picture
 
@@ -31,8 +33,10 @@ FILES = {
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+GONE = 1.0  # seconds after which it is looked again whether a client is still there
 BODY = {"requestBody": {"required": True, "content": {OTHER: {"schema": {"type": "string", "format": "binary"}}}}}
 
+T = TypeVar("T")
 router = APIRouter()
 To = Annotated[Literal["video", "audio"] | None, Query(description="Compare with pictures or with sounds.")]
 By = Annotated[Literal["video", "audio"] | None, Query(description="Ask by the upload's pictures or by its sound.")]
@@ -162,7 +166,7 @@ async def search(
     stated = request.headers.get("content-length", "")
     async with served.uploads.received(request.stream(), int(stated) if stated.isdecimal() else None) as file:
         for last in (False, True):
-            query = await served.jobs.run(Embed(served.weights(), str(file), by, at))
+            query = await _while_asked(request, served.jobs.run(Embed(served.weights(), str(file), by, at)))
             try:
                 found = await asyncio.to_thread(served.index.search, query, k, to=to, path=path, label=label)
             except OtherVersionError:  # a refresh has just ended
@@ -229,7 +233,8 @@ async def clip(request: Request, id: Id) -> Response:
     """The moment alone, as an mp4 or FLAC that every browser plays; with HTTP ranges."""
     data = await _derived(request, id, Clip)
     kind = "audio/flac" if data.startswith(b"fLaC") else "video/mp4"
-    answer = body(len(data), kind, f'"clip-{id}"', request.headers.get("range"), request.headers.get("if-range"))
+    tag = f'"{zlib.crc32(data):x}"'
+    answer = body(len(data), kind, tag, request.headers.get("range"), request.headers.get("if-range"))
     return Response(data[answer.first : answer.first + answer.count], answer.status, answer.headers)
 
 
@@ -252,10 +257,20 @@ def _kept(data: bytes, kind: str) -> Response:
 async def _derived(request: Request, id: str, job: type[Clip | Heat | Picture]) -> bytes:
     served = served_by(request)
     moment: Moment = await asyncio.to_thread(served.moment, id)
+    there = await asyncio.to_thread(has_file, moment)
     weights, hit = served.weights() if job is Heat else None, moment.hit
+    part = job(weights, hit.root, hit.path, hit.start, hit.end, (moment.size, moment.mtime))
+    return await _while_asked(request, served.cache.get((part, there), partial(served.jobs.run, part)))
 
-    async def make() -> bytes:
-        data: bytes = await served.jobs.run(job(weights, hit.root, hit.path, hit.start, hit.end))
-        return data
 
-    return await served.cache.get((job.__name__, hit.place, weights), make)
+async def _while_asked(request: Request, work: Awaitable[T]) -> T:
+    """The result of some work, which is cancelled when its client has gone: a job that waits is then never begun."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=GONE)
+            if not task.done() and await request.is_disconnected():
+                raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()

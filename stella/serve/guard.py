@@ -5,7 +5,6 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -71,7 +70,7 @@ class Guard:
         if site not in ("same-origin", "none") and scope["path"] != START:
             return 403, "only the page itself may ask this"
         origin = headers.get("origin")
-        if origin and scope["method"] not in ("GET", "HEAD") and urlsplit(origin[0]).netloc != host[0]:
+        if origin and scope["method"] not in ("GET", "HEAD") and origin[0].partition("://")[2] != host[0]:
             return 403, "only the page itself may ask this"
         return None
 
@@ -88,22 +87,22 @@ class Guard:
     def _welcome(self, scope: Scope) -> bool:
         """Whether the address has the token, which a cookie then replaces."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        return self.access.token is not None and scope["path"] == START and self._same(given)
+        return self.access.token is not None and scope["path"] == START and _same(given, self.access.token)
 
     def _known(self, scope: Scope, headers: dict[str, list[str]]) -> bool:
         if self.access.token is None or scope["path"] in OPEN:
             return True
         [bearer] = headers.get("authorization", [""])[:1]
-        if bearer.startswith("Bearer ") and self._same(bearer.removeprefix("Bearer ")):
+        if bearer.startswith("Bearer ") and _same(bearer.removeprefix("Bearer "), self.access.token):
             return True
-        try:
-            found = SimpleCookie("; ".join(headers.get("cookie", []))).get(self.access.cookie)
-        except CookieError:
-            return False
-        return found is not None and self._same(found.value)
+        # a host's cookies are those of all its ports, and `http.cookies` stops at one that it cannot parse
+        cookies = ";".join(headers.get("cookie", [])).split(";")
+        pairs = [cookie.strip().partition("=") for cookie in cookies]
+        return any(name == self.access.cookie and _same(value, self.access.token) for name, _, value in pairs)
 
-    def _same(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), (self.access.token or "").encode()) and bool(given)
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
 
 
 def _with_headers(send: Send) -> Send:

@@ -79,9 +79,9 @@ class Jobs:
                 raise _STOPPING
             event = pool.poll()
         if isinstance(event, Lost):
-            long = f"it takes longer than {self.seconds:g} s to read; give a shorter or smaller file"
+            long = f"it takes longer than {self.seconds:g} s to decode"
             raise HttpError(
-                422, long if event.hung else "reading it ends the decoder; re-encode it, or give another file"
+                422, long if event.hung else "the decoder crashed on it; re-encode it, or give another file"
             )
         if isinstance(event.result, Refusal):
             if event.result.log:

@@ -50,11 +50,27 @@ def open_media(moment: Moment) -> tuple[BinaryIO, str]:
         file = os.fdopen(os.open(moment.hit.file, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)  # a pipe never waits
     except OSError:
         raise HttpError(404, "this file cannot be opened any more; bring the index up to date") from None
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode) or (status.st_size, status.st_mtime_ns) != (moment.size, moment.mtime):
+    try:
+        _check(os.fstat(file.fileno()), moment)
+    except HttpError:
         file.close()
-        raise HttpError(409, "this file has changed since it was indexed; bring the index up to date")
+        raise
     return file, BY_SUFFIX.get(Path(moment.hit.path).suffix.lower(), OTHER)
+
+
+def has_file(moment: Moment) -> bool:
+    """Whether a moment has a file, which must be as it was indexed. A clip in shards has none."""
+    try:
+        status = moment.hit.file.stat()
+    except OSError:
+        return False
+    _check(status, moment)
+    return True
+
+
+def _check(status: os.stat_result, moment: Moment) -> None:
+    if not stat.S_ISREG(status.st_mode) or (status.st_size, status.st_mtime_ns) != (moment.size, moment.mtime):
+        raise HttpError(409, "this file has changed since it was indexed; bring the index up to date")
 
 
 def body(total: int, kind: str, tag: str, wanted: str | None, if_range: str | None = None) -> Body:

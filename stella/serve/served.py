@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +21,11 @@ WATCH = 2.0  # seconds after which the index and its model are looked at again
 
 
 class Served:
-    """The index is only read."""
+    """Files and vectors of the index are only read."""
 
     def __init__(self, index: Path | str, model: str | None, limits: Limits, log: Log = print) -> None:
-        self.index, self.limits, self.log = Index(index), limits, log
+        self.index = Index(index, shown=Path(index).resolve().name)  # on the page: no folders
+        self.limits, self.log = limits, log
         self.versions = Versions(self.index, model)
         self.uploads = Uploads(limits)
         self.jobs = Jobs(limits.workers, limits.waiting, limits.seconds, log)
@@ -45,8 +46,8 @@ class Served:
             try:
                 await asyncio.to_thread(self.versions.look)
                 problem = ""
-            except StellaError as error:
-                problem = str(error)
+            except Exception as error:  # also of a race with a writer: the next look may succeed
+                problem = str(error) if isinstance(error, StellaError) else f"{type(error).__name__}: {error}"
             if problem != said:
                 said = problem
                 self.log(problem or "the index can be read again")
@@ -90,12 +91,16 @@ class Served:
 
 
 class Cache:
-    """What was made for moments: the last used are kept, and each is made once for all who ask at the same time."""
+    """What was made for moments: the last used are kept, and each is made once for all who ask at the same time.
+
+    When all who asked are gone, it is not made.
+    """
 
     def __init__(self, most: int = 1 << 26) -> None:
         self.most, self.size = most, 0
         self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
         self._coming: dict[Hashable, asyncio.Future[bytes]] = {}
+        self._asking: Counter[Hashable] = Counter()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         if key in self._kept:
@@ -103,13 +108,17 @@ class Cache:
             return self._kept[key]
         if key not in self._coming:
             self._coming[key] = asyncio.ensure_future(self._make(key, make))
-        return await asyncio.shield(self._coming[key])
+        self._asking[key] += 1
+        try:
+            return await asyncio.shield(self._coming[key])
+        finally:
+            self._asking[key] -= 1
+            if not self._asking[key]:
+                del self._asking[key]
+                self._coming.pop(key).cancel()
 
     async def _make(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        try:
-            data = await make()
-        finally:
-            del self._coming[key]
+        data = await make()
         self._kept[key] = data
         self.size += len(data)
         while self.size > self.most:

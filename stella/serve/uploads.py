@@ -32,10 +32,15 @@ class Limits:
 
 class Uploads:
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.count, self.held = limits, 0, 0
-        _sweep(Path(tempfile.gettempdir()))
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.limits = limits
+        self.sizes: dict[Path, int] = {}  # bytes that have come, of each upload under way
         self._lock = ExitStack()
+        _sweep(Path(tempfile.gettempdir()))
+        self._make_folder()
+
+    def _make_folder(self) -> None:
+        self._lock.close()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock.enter_context(lock(self.folder / "lock"))
 
     def close(self) -> None:
@@ -47,13 +52,15 @@ class Uploads:
         """The file that a request's body was written to; it is deleted when the block ends."""
         if length is not None and length > self.limits.bytes:
             raise self._too_large()
-        if self.count >= self.limits.waiting:
+        if len(self.sizes) >= self.limits.waiting:
             raise HttpError(503, "too many uploads are waiting; try again in a few seconds", retry=5)
-        path = self.folder / uuid.uuid4().hex
         async with AsyncExitStack() as stack:
-            self.count += 1
-            stack.callback(self._release, path)
             try:
+                if not (self.folder / "lock").exists():  # something has tidied up the folder of temporary files
+                    self._make_folder()
+                path = self.folder / uuid.uuid4().hex
+                self.sizes[path] = 0
+                stack.callback(self._release, path)
                 async with asyncio.timeout(self.limits.transfer):
                     size = await self._write(path, body)
             except TimeoutError:
@@ -65,21 +72,19 @@ class Uploads:
             yield path
 
     async def _write(self, path: Path, body: AsyncIterator[bytes]) -> int:
-        size = 0
         with path.open("xb") as file:
             async for chunk in body:
-                size += len(chunk)
-                if size > self.limits.bytes:
+                self.sizes[path] += len(chunk)
+                if self.sizes[path] > self.limits.bytes:
                     raise self._too_large()
-                if self.held + len(chunk) > self.limits.disk:
+                if sum(self.sizes.values()) > self.limits.disk:
                     raise HttpError(503, "too many uploads are waiting; try again in a few seconds", retry=5)
-                self.held += file.write(chunk)
-        return size
+                file.write(chunk)
+        return self.sizes[path]
 
     def _release(self, path: Path) -> None:
-        self.count -= 1
+        del self.sizes[path]
         with suppress(OSError):
-            self.held -= path.stat().st_size
             path.unlink()
 
     def _too_large(self) -> HttpError:

@@ -74,7 +74,7 @@ class Versions:
             return ""
         if self._told[0] != both:
             what = moved(name, fingerprint) if is_learner(name) else "the model has changed"
-            command = f"stella index {self.index.path.name} --refresh"  # on the page: no folders
+            command = f"stella index {self.index.shown} --refresh"
             says = f"{what}, and this index is of another version; bring it up to date with: {command}"
             self._told = both, says
         return self._told[1]

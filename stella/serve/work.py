@@ -76,7 +76,7 @@ class Warm:
     weights: Weights
 
     def do(self, model: Model | None) -> None:
-        time.sleep(0.2)  # the other workers shall take the other ones
+        time.sleep(0.2)  # so that each worker gets one of these jobs
 
 
 @dataclass(frozen=True)
@@ -108,28 +108,32 @@ class Part:
     path: str
     start: float
     end: float
+    stamp: tuple[int, int]  # size and time of its file, or of its shard, when it was indexed
 
-    def track(self, kind: Modality, frames: int, size: int) -> Tensor | None:
-        """Frames uint8 [frames, 3, H, W] or the waveform [S]; None if the file has no such track."""
-        if clip := _clip(self.root, self.path):
-            begin, pictures, waveform, fps = clip
+    def track(self, kind: Modality, frames: int, size: int, fps: float | None = None) -> Tensor | None:
+        """Frames uint8 [frames, 3, H, W] or the waveform [S]; None if the file has no such track, or none here.
+
+        With `fps` there are fewer frames where the video ends inside the moment.
+        """
+        if clip := _clip(self):
+            begin, pictures, waveform, rate = clip
             if kind == "audio":
                 first, last = (round((moment - begin) * SAMPLE_RATE) for moment in (self.start, self.end))
-                return waveform[first:last]
+                return waveform[first:last] if first < len(waveform) else None
             times = Plan(frames=frames, span=None).times(self.start - begin, self.end - begin)
-            return pictures[[min(int(time * fps), len(pictures) - 1) for time in times]]
+            return pictures[[min(int(time * rate), len(pictures) - 1) for time in times]]
         try:
             plan = Plan(self.start, self.end - self.start, frames, size, span=None)
-            return decode_track(self.root / self.path, plan, kind)
+            return decode_track(self.root / self.path, plan, kind, fps=fps)
         except ClipError as error:
-            if error.reason == f"no {kind} track":
+            if error.reason in (f"no {kind} track", f"no {kind} in the clip"):
                 return None
             raise
 
 
 @dataclass(frozen=True)
 class Picture(Part):
-    """A JPEG: the middle frame, or the spectrogram of a file without pictures."""
+    """A JPEG: the middle frame, or the spectrogram where there is no picture."""
 
     size: int = 270
 
@@ -137,7 +141,7 @@ class Picture(Part):
         frames = self.track("video", 1, self.size)
         if frames is None:
             waveform = self.track("audio", 1, self.size)
-            assert waveform is not None  # a file of the index has a track
+            assert waveform is not None  # a moment has a track
             frames = spectrogram(waveform, self.size)
         return encode_jpegs(frames)[0]
 
@@ -148,7 +152,8 @@ class Clip(Part):
 
     def do(self, model: Model | None) -> bytes:
         seconds = self.end - self.start
-        frames = self.track("video", max(1, round(CLIP_FPS * seconds)), CLIP_SIZE)
+        count = max(1, round(CLIP_FPS * seconds))
+        frames = self.track("video", count, CLIP_SIZE, count / seconds)
         waveform = self.track("audio", 1, CLIP_SIZE)
         if frames is None:
             assert waveform is not None
@@ -158,7 +163,7 @@ class Clip(Part):
         even = frames[..., : frames.shape[-2] // 2 * 2, : frames.shape[-1] // 2 * 2]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "clip.mp4"
-            encode(file, even, waveform.clamp(-1, 1), len(frames) / seconds)
+            encode(file, even, waveform.clamp(-1, 1), count / seconds)
             return file.read_bytes()
 
 
@@ -182,7 +187,7 @@ class Heat(Part):
         return json.dumps(tree, separators=(",", ":")).encode()
 
     def _maps(self, model: Model) -> Maps:
-        clip = _clip(self.root, self.path)
+        clip = _clip(self)
         if clip is None:
             return model.localise_moment(self.root / self.path, self.start)
         begin, frames, waveform, fps = clip
@@ -194,10 +199,25 @@ class Heat(Part):
         return Maps(maps.heat, maps.times + self.start, maps.sound, maps.seconds + self.start, maps.start, maps.end)
 
 
-def _clip(root: Path, path: str) -> tuple[float, Tensor, Tensor, float] | None:
+Whole = tuple[float, Tensor, Tensor, float]
+
+
+def _clip(part: Part) -> Whole | None:
     """A clip in shards: when it begins, its frames, waveform and frames a second; None for a file."""
-    source = _source(root)
-    return source.whole(path) if isinstance(source, ShardClips) else None
+    try:
+        return _whole(part)
+    except (ClipError, OSError):  # shards may have come or changed since they were opened
+        _source.cache_clear()
+        return _whole(part)
+
+
+def _whole(part: Part) -> Whole | None:
+    source = _source(part.root)
+    if not isinstance(source, ShardClips):
+        return None
+    if source.stamp(part.path) != part.stamp:
+        raise ClipError(part.path, "changed since it was indexed", "bring the index up to date")
+    return source.whole(part.path)
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
 from stella.errors import ConfigError
 from stella.media.inputs import Inputs
-from stella.model.weights import Loaded
+from stella.model.weights import Loaded, from_anywhere
 from stella.rng import seed_for
 from stella.runs.config import EvaluateConfig
 from stella.train.config import TrainConfig
@@ -113,8 +113,7 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
 
 def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfig:
     """The configuration with what follows from the model: sizes of the data and the stream, and the file's digest."""
-    model, data, source = loaded.model.config, config.data.absolute().following(loaded.inputs), config.weights.source
-    source = str(Path(source).absolute()) if Path(source).exists() else source
+    model, data = loaded.model.config, config.data.absolute().following(loaded.inputs)
     frames = data.inputs().frames
     if frames != model.frames:
         raise ConfigError(f"the clips have {frames} frames and the model takes {model.frames}; set data.frames")
@@ -126,7 +125,8 @@ def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfi
         seed=config.seed,
         workers=max(config.data.least_workers, config.stream.workers),
     )
-    return replace(config, data=data, stream=stream, weights=replace(config.weights, source=source, digest=digest))
+    weights = replace(config.weights, source=from_anywhere(config.weights.source), digest=digest)
+    return replace(config, data=data, stream=stream, weights=weights)
 
 
 def inputs_of(config: TransferConfig) -> Inputs:

@@ -33,7 +33,7 @@ def _file(config: WeightsConfig) -> Path | str:
     source = config.source
     if not source:
         raise StellaError("no model was given; name a run, a weight file, shipped weights or random:PRESET")
-    if not Path(source).is_dir():
+    if source in weights.shipped() or not Path(source).is_dir():
         if config.after is not None or config.slow:
             raise StellaError(
                 f"{source} is not a run, so it has no slow weights and none after a task; give a run's folder"

@@ -40,6 +40,11 @@ def test_a_cluster_gives_the_vectors_of_one_machine(tmp_path: Path, monkeypatch:
     assert all(np.array_equal(one[key], many[key]) for key in one.files)
 
 
+def test_a_device_is_none_of_a_cluster() -> None:
+    done = CliRunner().invoke(app, ["embed", "a.mp4", "--ray", "x", "--device", "cpu"])
+    assert done.exit_code != 0 and "leave it out with --ray" in " ".join(str(done.exception or done.output).split())
+
+
 def equal(one: Both | ClipError, other: Both | ClipError) -> bool:
     if isinstance(one, ClipError) or isinstance(other, ClipError):
         return str(one) == str(other)

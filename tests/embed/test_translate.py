@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from stella.embed import translate
-from stella.embed.translate import Measured, procrustes, translation
+from stella.embed.translate import Measured, kept_weights, moved, procrustes, state_in_use, translation
 from stella.errors import StellaError
 
 
@@ -93,3 +93,17 @@ def test_a_state_that_two_rounds_have_measured_is_translated(tmp_path: Path, mon
     every = rounds(tmp_path, [torch.eye(6), turn], [range(100)] * 2)
     shutil.copytree(tmp_path / "rounds/000002", tmp_path / "rounds/000003")
     assert torch.allclose(every @ turn @ translation(tmp_path, "state 2", "state 1"), every, atol=1e-4)
+
+
+def test_a_damaged_file_of_a_state_hides_no_other_one(tmp_path: Path) -> None:
+    """Where a learner went is only a note, and weights are looked for among all states."""
+    rounds(tmp_path, [torch.eye(6)] * 2, [range(20)] * 2)
+    (tmp_path / "current").symlink_to("rounds/000002")
+    (tmp_path / "rounds/000001/model.safetensors").touch()
+    damaged = tmp_path / "undone/000003-0a1b2c"
+    damaged.mkdir(parents=True)
+    (damaged / "model.safetensors").touch()
+    (damaged / "embeddings.pt").write_bytes(b"")
+    assert moved(tmp_path, "state 1") == "the learner has gone on learning (round 2)"
+    assert kept_weights(tmp_path, "state 1") == tmp_path / "rounds/000001/model.safetensors"
+    assert state_in_use(tmp_path) == "state 2" and state_in_use(tmp_path / "nowhere") == ""

@@ -39,6 +39,8 @@ def misbehave(job: Any, tick: Tick) -> Any:
         return Refusal("it is green; give a blue one", "secret")
     if job == "fail":
         raise ValueError("/a/path")
+    if isinstance(job, Path):
+        job.touch()
     if isinstance(job, float):
         time.sleep(job)
     return job

@@ -54,6 +54,15 @@ def test_the_bound_holds_and_is_tight_enough() -> None:
     assert int((exact > exact.topk(10).values[-1] - 2 * error_bound(query, float(exact.max()))).sum()) < FIRST
 
 
+def test_the_bound_covers_the_rounding_of_the_result() -> None:
+    """Of scores near 1, by a query that half precision holds exactly."""
+    query = unit(1, 4, 5)[0].half().float()
+    rows = (query + 0.01 * unit(2000, 4, 6, 100.0)).half()
+    exact = rows.double() @ query.double()
+    off = ((rows @ query.half()).double() - exact).abs()
+    assert off.max() > 2.0**-12.5 and all(off[i] < error_bound(query, float(exact[i])) for i in range(len(rows)))
+
+
 def test_rows_that_are_not_allowed_are_left_out() -> None:
     rows = unit(400, 16, 3).half()
     shards = {1: rows[:150], 2: rows[150:]}

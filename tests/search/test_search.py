@@ -1,16 +1,21 @@
 """What a search finds, checked against a search written out in loops."""
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.fake_model import FakeModel
+from helpers.media_files import CLIPS
 
+import stella
 from stella.errors import ClipError, StellaError
 from stella.search.hits import Hit
 from stella.search.index import Index
 from stella.search.query import embed_query, split_moment
+from stella.transfer.config import WeightsConfig
+from stella.transfer.weights import open_weights
 
 DIM = 8
 
@@ -164,3 +169,20 @@ def test_the_derived_index_is_used_while_it_is_fresh(index: Index, tmp_path: Pat
     assert stale.exact and stale.note
     (root / "new.mp4").unlink()
     index.update(model=FakeModel(dim=DIM))
+
+
+def test_a_shipped_name_means_the_shipped_weights_where_a_folder_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index remembers what was loaded."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("base-small", "mine"):
+        stella.load("base-tiny", "cpu").save(name)
+    shutil.copy(CLIPS / "bbaf2n.mpg", tmp_path / "mine")
+    for name, origin in (("base-small", "base-small"), ("mine", str(tmp_path / "mine"))):
+        Index(f"of-{name}").update("mine", model=name)
+        assert Index(f"of-{name}").serving().origin == origin
+        assert Index(f"of-{name}").search("mine/bbaf2n.mpg", 1).hits
+    _, digest = open_weights(WeightsConfig("base-tiny"), 0)
+    (tmp_path / "base-tiny").mkdir()
+    assert open_weights(WeightsConfig("base-tiny"), 0)[1] == digest

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stella.embed.translate import Measured
 from stella.errors import StellaError
-from stella.search import asked
+from stella.search import asked, translations
 from stella.search import index as module
+from stella.search.catalogue import ModelRow
 from stella.search.index import Index
 
 DIM = 8
@@ -81,7 +82,9 @@ def test_old_vectors_answer_translated_queries_and_the_answer_says_so(
         learner.learn()
         after, note = found(Index(index.path), videos)
         assert after == before and note.startswith("4 of 4 were found by vectors of another state of the learner")
-        assert "--refresh" in note
+        assert f"stella index {index.path} --refresh" in note
+    note = found(Index(index.path, shown="films"), videos)[1]  # as a server names it
+    assert "stella index films --refresh" in note and str(index.path) not in note
     hit = Index(index.path).search(videos / "c.mp4", 1).hits[0]
     more = Index(index.path).search(index.moment(hit.place).query, 1, to=hit.modality)  # a query of the old state
     assert more.hits[0].place == hit.place and more.note == ""
@@ -167,6 +170,17 @@ def test_without_common_clips_the_index_is_stale(tmp_path: Path, learner: Learne
     assert {row[1] for row in content(index.path)} == {"state 2"}
 
 
+def test_only_the_translations_that_were_needed_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(translations, "MOST", 2)
+    monkeypatch.setattr(translations, "is_learner", lambda home: True)
+    monkeypatch.setattr(translations, "translation", lambda home, query, to: made.append(to) or torch.eye(2))
+    known = translations.Translations()
+    for to in ("a", "b", "a", "c", "a", "b"):
+        known.carry(torch.ones(2), "now", ModelRow(1, to, 2, "home"))
+    assert made == ["a", "b", "c", "b"]
+
+
 def test_who_may_only_read_leaves_no_trace(tmp_path: Path) -> None:
     asked.note(tmp_path / "nowhere", [1, 2])
     assert asked.counts(tmp_path / "nowhere") == {}
@@ -223,7 +237,8 @@ def test_after_a_rollback_the_index_answers_and_a_refresh_brings_it_back(
     before, _ = found(index, videos)
     rolled_back(learner, monkeypatch, common)
     after, note = found(Index(index.path), videos)
-    assert after == before and "--refresh" in note
+    assert after == before and f"stella index {index.path} --refresh" in note
+    assert str(index.path) not in found(Index(index.path, shown="films"), videos)[1]
     by = "4 of 4 were found by vectors of another state" if common else "the query was embedded by the kept weights"
     assert note.startswith(f"the learner went back to round 2; {by}")
     assert index.state().stale == 6

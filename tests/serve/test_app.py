@@ -199,11 +199,13 @@ def test_nothing_but_files_of_the_index_is_served(client: TestClient, root: Path
     assert client.post("/").status_code == 405
     hit = first(client, root / "videos/more/face.mpg", by="video", to="video", k=1)["hits"][0]
     file, kept = root / "videos/more/face.mpg", (root / "videos/more/face.mpg").read_bytes()
-    stamp = file.stat()
-    file.write_bytes(b"secret")
-    assert client.get(f"/api/moments/{hit['id']}/media").status_code == 409
+    stamp, base = file.stat(), f"/api/moments/{hit['id']}"
+    assert client.get(f"{base}/picture").status_code == 200  # and is kept
+    shutil.copyfile(CLIPS / "lbax4n.mpg", file)
+    assert [client.get(f"{base}/{what}").status_code for what in ("media", "picture", "clip", "heat")] == [409] * 4
     file.unlink()
-    assert client.get(f"/api/moments/{hit['id']}/media").status_code == 404
+    assert client.get(f"{base}/media").status_code == 404
+    assert [client.get(f"{base}/{what}").status_code for what in ("picture", "clip", "heat")] == [422] * 3
     file.write_bytes(kept)
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert client.get(f"/api/moments/{hit['id']}/media").content == kept
@@ -251,6 +253,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
 
 def test_the_state_says_what_there_is(client: TestClient, index: "stella.Index") -> None:
     state, found = client.get("/api/state").json(), index.state()
+    assert client.app.state.served.index.shown == "index"  # type: ignore[attr-defined]
     assert (state["files"], state["bad"], state["windows"]) == (found.files["ok"], 1, found.windows)
     assert state["bad_files"] == [{"name": "more/text.mp4", "reason": "not a media file"}]
     assert state["folders"] == ["videos"] and state["model"]["name"] == "base-tiny" and state["stale"] == ""

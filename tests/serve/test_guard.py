@@ -82,6 +82,7 @@ def test_other_sites_may_only_link_to_the_page() -> None:
     assert ask(access, path="/", sec_fetch_site="cross-site")[0] == 200
     assert ask(access, "POST", "/api/search", origin="http://evil.com")[0] == 403
     assert ask(access, "POST", "/api/search", origin="null")[0] == 403
+    assert ask(access, "POST", "/api/search", origin="http://[")[0] == 403
     assert ask(access, "POST", "/api/search", origin="http://127.0.0.1:9999")[0] == 403
     assert ask(access, "POST", "/api/search", origin="http://127.0.0.1:8000")[0] == 200
     assert ask(access, "POST", "/api/search")[0] == 200  # no browser
@@ -101,4 +102,6 @@ def test_a_token_opens_by_header_cookie_or_address() -> None:
     cookie, *rest = headers["set-cookie"].split("; ")
     assert {"HttpOnly", "SameSite=Strict"} <= set(rest)
     assert ask(access, path="/api/state", cookie=f"other=1; {cookie}")[0] == 200
+    for other in ('x={"a":1}', "a b=c", "\x01", "["):  # of another app on this host
+        assert ask(access, path="/api/state", cookie=f"{other}; {cookie}; {other}")[0] == 200
     assert ask(access, path="/api/state", cookie="stella-8000=\x01; [")[0] == 401
