@@ -256,6 +256,8 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     config = VGGSSConfig(path=str(tmp_path), **SMALL)
     test = config.part("test")
     assert len(test) == 1 and test.class_of(0) == "a, b"
+    parts = config.downstream("localise")
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [0, 0, 1]
     mask = test[0].labels.mask
     assert mask is not None and mask.unique().tolist() == [0, 1]
     height, width = mask.shape[1:]
@@ -282,6 +284,7 @@ def test_flickr_takes_the_consensus_of_annotators(tmp_path: Path) -> None:
     outside = box.format(300, 300, 400, 400)
     (tmp_path / "Annotations/456.xml").write_text(f"<annotation><object>{outside}</object></annotation>")
     test = FlickrConfig(path=str(tmp_path), **SMALL).part("test")
+    assert not len(FlickrConfig(path=str(tmp_path), **SMALL).part("train"))
     clip = test[0]
     assert clip.video.shape == (4, 3, 64, 64) and clip.labels.mask is not None
     assert clip.labels.mask[0, 0, ::16].tolist() == [0.5, 1.0, 0.5, 0.0]

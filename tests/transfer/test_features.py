@@ -42,6 +42,13 @@ def test_shared_features_are_files_whatever_the_device(tmp_path: Path, monkeypat
     assert found.columns["z"].device.type == "cpu" and (tmp_path / "f" / "z.bin").stat().st_size == 12 * 8 * 2
 
 
+def test_features_in_memory_are_not_taken_for_files(tmp_path: Path) -> None:
+    """The folder of a run that was killed may be there already."""
+    for _ in range(2):
+        found = tabulate(columns, batches(), 12, torch.device("cpu"), folder=tmp_path)
+        assert found.columns["target"].tolist() == list(range(12)) and not list(tmp_path.iterdir())
+
+
 def test_rows_are_what_was_computed() -> None:
     found = tabulate(columns, batches(), 15, torch.device("cpu"))  # 3 clips could not be used
     some = found.rows(torch.tensor([7, 0]))

@@ -17,11 +17,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import stella
-from stella.clip import Batch
+from stella.clip import Batch, names_of
 from stella.data.config import data_config
 from stella.data.pack import pack
 from stella.data.scenes import Scenes, ScenesConfig
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 from stella.files import read_json, read_lines
 from stella.model import weights
 from stella.model.avm import AVM
@@ -148,6 +148,37 @@ def test_features_of_a_frozen_backbone_are_computed_once(file: Path, tmp_path: P
     monkeypatch.setattr(Classify, "columns_of", counted)
     go("classify", file, tmp_path, "stream.epochs=4")
     assert sorted(seen.values()) == [6, 8, 8, 12]  # six test clips once more, for the picture
+
+
+def test_shared_features_tell_every_run_which_clips_were_skipped(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ScenesConfig.downstream
+
+    class Holed:
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __len__(self) -> int:
+            return len(self.source)
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise ClipError("file", "damaged video", "fetch it again")
+            return self.source[index]
+
+        def class_of(self, index: int) -> str | None:
+            return names_of(self.source, [index])[0]
+
+    def downstream(self: ScenesConfig, task: str) -> Any:
+        parts = plain(self, task)
+        return replace(parts, train=Holed(parts.train))
+
+    monkeypatch.setattr(ScenesConfig, "downstream", downstream)
+    for run in ("first", "second"):
+        end = go("classify", file, tmp_path / run, f"features={tmp_path / 'features'}").end
+        assert end["skipped"] == {"damaged video": 1}
+        assert [line["id"] for line in read_lines(tmp_path / run / "skipped.jsonl")] == ["train/3"]
 
 
 @pytest.mark.parametrize("task", ["classify", "segment"])
