@@ -128,7 +128,7 @@ class TransferRun(Training):
             self.task: Downstream = TASKS[config.task](model, self.parts, config.head, config.seed)
         self.source, epochs = self.task.source, config.stream.epochs
         stream: Epochs
-        if config.head.frozen and self.task.cached:
+        if config.head.frozen and self.task.cached and (config.views or not config.stream.augment):
             self.task.table = self._table("train", self.source)
             stream = Rows(self.task.table, epochs, config.stream)
         else:
@@ -139,7 +139,7 @@ class TransferRun(Training):
     def _table(self, part: str, source: Source) -> Table:
         """The columns of a part, computed at the first call."""
         if part not in self.tables:
-            config, views = self.config, self.config.views if part == "train" else 1
+            config, views = self.config, self.config.views or 1 if part == "train" else 1
             shared = config.features is not None
             name = features_key(config, part, fingerprint(source)) if shared else part
             folder = Path(config.features or self.folder.root / "features") / name

@@ -356,6 +356,41 @@ def test_a_source_without_masks_serves_no_segmentation() -> None:
         data_config({"source": "folder", "path": "x"}).downstream("segment")
 
 
+def test_defaults_on_public_data_are_the_papers() -> None:
+    """Tab. 6: epochs, warm-up, batch, rate, decay; which augmentation; a backbone sees another crop in every epoch."""
+    expected = {
+        "retrieval": (15, 0, 48, 1e-4, 5e-7, True, False),
+        "classify": (10, 0, 48, 1e-4, 5e-7, True, True),
+        "segment": (20, 3, 48, 5e-4, 5e-6, "crop", True),
+        "events": (15, 2, 12, 1e-3, 5e-6, "crop", True),
+    }
+    for task, values in expected.items():
+        c = transfer_config(task, {"source": "folder", "path": "x"})
+        s, t = c.stream, c.train
+        found = (s.epochs, c.warmup_epochs, s.batch_size, t.lr, t.weight_decay, s.augment, c.head.frozen)
+        assert found == values and c.views == 0, task
+    for subset, weight in (("s4", 0.0), ("ms3", 0.5)):
+        data = {"source": "avsbench", "path": "x", "subset": subset}
+        assert transfer_config("segment", data).head.align == weight
+    assert transfer_config("segment", data, ["head.align=0.1"]).head.align == 0.1
+
+
+def test_without_kept_views_every_epoch_has_another_crop(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    seen: list[torch.Tensor] = []
+    plain = Classify.columns_of
+
+    def noted(self: Classify, batch: Any, source: Any) -> Any:
+        seen.append(batch.video[batch.ids.argsort()])
+        return plain(self, batch, source)
+
+    monkeypatch.setattr(Classify, "columns_of", noted)
+    more = ("views=0", "stream.augment=true", "stream.epochs=3", "stream.batch_size=12")
+    done = trained("classify", file, tmp_path, *more)
+    train = [video for video in seen if len(video) == 12]
+    assert done.task.table is None and len(train) == 3
+    assert not any(torch.equal(a, b) for a, b in ((train[0], train[1]), (train[1], train[2])))
+
+
 def test_views_are_other_crops_and_sounds_of_the_same_clips(file: Path, tmp_path: Path) -> None:
     done = trained("classify", file, tmp_path, "views=3", "stream.augment=true", "stream.epochs=4")
     table = done.task.table
