@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from helpers.archives import pack
 from helpers.media_files import tone, write, write_video
 from PIL import Image
 from rich.console import Console
@@ -25,6 +26,7 @@ from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError, StellaError
 from stella.files import read_lines
 from stella.media.fbank import MEAN, STD, fbank
+from stella.media.odd import SOUNDS
 from stella.model import weights
 from stella.model.cav import CAV, preset
 from stella.transfer.config import transfer_config
@@ -110,9 +112,10 @@ def test_bad_masks_are_skipped_counted_and_listed(s4: Path, tmp_path: Path) -> N
     (folder / "vid0_1000_6000/vid0_1000_6000_1.png").write_bytes(b"no picture")
     with pytest.raises(ClipError, match="damaged picture"):
         config.part("train")[0]
-    wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", level=0.0)
-    with pytest.raises(ClipError, match="silent audio"):
-        config.part("test")[0]
+    for level in (0.0, 0.9 * SOUNDS):
+        wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", level=level)
+        with pytest.raises(ClipError, match="silent audio"):
+            config.part("test")[0]
 
 
 def test_masks_are_cropped_with_their_frames(s4: Path) -> None:
@@ -247,6 +250,19 @@ def test_msrvtt_by_lists_and_by_annotations(tmp_path: Path) -> None:
     (tmp_path / "videodatainfo.json").write_text(json.dumps({"annotations": []}))
     with pytest.raises(StellaError, match="names no splits; copy train_list_miech"):
         config.part("train")
+
+
+def test_msrvtt_in_one_tar(tmp_path: Path) -> None:
+    videos = {f"MSR-VTT/all/video{n}.mp4": write_video(tmp_path / "v.mp4", seed=n).read_bytes() for n in range(2)}
+    (tmp_path / "v.mp4").unlink()
+    pack(tmp_path / "msrvtt.tar", videos)
+    (tmp_path / "test_list_miech.txt").write_text("video0\nvideo1\nvideo2\n")
+    test = MSRVTTConfig(path=str(tmp_path), **SMALL).part("test")
+    skipped = Skipped()
+    [batch] = evaluation_batches(test, STREAM, "cpu", skipped)
+    assert batch.ids.tolist() == [0, 1] and skipped.counts == {"missing file": 1}
+    assert test.location(0).endswith("msrvtt.tar/MSR-VTT/all/video0.mp4") and test.stamp(0) == test.stamp(1)
+    assert test.seconds(1) == pytest.approx(1.0, abs=0.1)
 
 
 # ---- VGG-SS and Flickr-SoundNet

@@ -188,6 +188,15 @@ def test_a_waveform_gives_what_a_file_of_it_gives(tmp_path: Path, rate: int, cha
         assert all(torch.equal(a.data, b.data) for a, b in zip(arrays, again, strict=True))
 
 
+@pytest.mark.parametrize("channels", [3, 6, 8])
+def test_every_channel_of_an_array_is_heard(channels: int) -> None:
+    for channel in range(channels):
+        audio = np.zeros((channels, 16000), np.float32)
+        audio[channel] = tone(1.0, 16000)[0]
+        [window] = sound_windows(audio, 16000, INPUTS)
+        assert window.data.abs().max() == pytest.approx(0.5 / channels, rel=0.01)
+
+
 def test_integers_are_waveforms_too() -> None:
     audio = np.array([0, 16384, -32768, 32767] * 4000, np.int16)
     [window] = sound_windows(audio, 16000, INPUTS)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from stella.clip import BACKGROUND, Clip, Labels
-from stella.data.archives.base import ArchiveConfig, first_existing, heard, read_list, repeated
+from stella.data.archives.base import ArchiveConfig, first_existing, read_list, repeated
 from stella.data.downstream import Parts
 from stella.errors import StellaError, number_of, require
 from stella.media.decode import Plan, decode
@@ -122,10 +122,8 @@ class Seconds:
 
     def __getitem__(self, index: int) -> Clip:
         event, second = self.events[index // SECONDS], index % SECONDS
-        path = self.folder / f"{event.video}.mp4"
-        clip = decode(path, Plan(float(second), 1.0, self.plan.frames, self.plan.size, None))
-        sound = heard(clip.audio, path) if event.begin <= second < event.end else clip.audio  # background may be silent
-        return Clip(f"{event.video}/{second}", clip.video, sound, self.labels(index), centred=True)
+        clip = decode(self.folder / f"{event.video}.mp4", Plan(float(second), 1.0, self.plan.frames, self.plan.size, None))
+        return Clip(f"{event.video}/{second}", clip.video, clip.audio, self.labels(index), centred=True)
 
     def labels(self, index: int) -> Labels:
         return Labels(self.class_of(index))

@@ -47,7 +47,9 @@ class Known:
 
 
 class Listed(Videos):
-    """Clips of a list in files that may be whole videos."""
+    """Clips of a list in files that may be whole videos. Muted ones are kept, as shards of them keep them."""
+
+    sounding: ClassVar[bool] = False
 
     def __init__(self, items: Sequence[Item], plan: Plan, rows: Sequence[tuple[Row, int]]) -> None:
         super().__init__(items, plan)
