@@ -121,6 +121,7 @@ def test_only_frames_with_a_known_mask_are_trained_on_and_judged(model: CAV) -> 
     some.video[0, 1, 4] = 255
     columns = task.columns_of(some, task.source)
     assert columns["known"].tolist() == [[False, True, False, False], [False] * 4]
+    assert torch.equal(columns["mask"], some.video[:, :, 3] > 127)  # a crop blurs the border of a mask
     with torch.no_grad():
         before = task.objective_of(columns)["cross_entropy"]
         columns["mask"][1] ^= True
