@@ -33,7 +33,8 @@ HEADER = "# a\n# b\n# YTID, start_seconds, end_seconds, positive_labels\n"
 def store(folder: Path, rows: Sequence[Row], lists: Sequence[Path] = ()) -> Path:
     """Shards of these clips, as `stella prepare --csv` leaves them: tiny pictures, a tenth of a second."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(folder, 1 << 20)
+    writer = ShardWriter(folder)
+    writer.turn("shard-000000")
     frames, sound = torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1600,), 0.1)
     for row in rows:
         meta = {"id": row.id, "source": f"x.tar.gz/{row.id}.mp4", "start": 0.0, "duration": 0.1}
@@ -149,7 +150,8 @@ def test_whole_videos_beside_a_list_are_read_where_it_says(tmp_path: Path) -> No
 
 
 def test_shards_without_a_list_are_refused(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 1 << 20)
+    writer = ShardWriter(tmp_path)
+    writer.turn("shard-000000")
     meta = {"id": "a.mp4", "source": "a.mp4", "start": 0.0, "duration": 0.1}
     writer.append(sample(meta, torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1600,), 0.1), 10))
     writer.close()

@@ -367,7 +367,7 @@ def test_nothing_is_said_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_sound_that_is_damaged_before_the_clip_does_not_spoil_it(tmp_path: Path) -> None:
-    """Packets before a clip are decoded for what they leave behind; after a seek the first may depend on unread ones."""
+    """Packets before a clip are decoded for what they leave behind; the first may depend on unread ones."""
     path = write(tmp_path / "a.mka", None, tone(3, 48000), rate=48000, audio_codec="flac")
     with av.open(str(path)) as container:
         early = next(p for p in container.demux(audio=0) if p.pts and p.pts * p.time_base > 0.7)

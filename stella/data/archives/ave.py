@@ -122,7 +122,9 @@ class Seconds:
 
     def __getitem__(self, index: int) -> Clip:
         event, second = self.events[index // SECONDS], index % SECONDS
-        clip = decode(self.folder / f"{event.video}.mp4", Plan(float(second), 1.0, self.plan.frames, self.plan.size, None))
+        clip = decode(
+            self.folder / f"{event.video}.mp4", Plan(float(second), 1.0, self.plan.frames, self.plan.size, None)
+        )
         return Clip(f"{event.video}/{second}", clip.video, clip.audio, self.labels(index), centred=True)
 
     def labels(self, index: int) -> Labels:

@@ -1,13 +1,12 @@
 """What the readers of public data sets share: their config, clips listed in files, and how those files are read."""
 
-import csv
 import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES, size_of
 from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
 from stella.errors import ClipError, StellaError
+from stella.files import table_of, text_of
 from stella.media.decode import Plan, decode, read_duration
 from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.media.odd import silent
@@ -27,6 +27,7 @@ class ArchiveConfig(SourceConfig):
     """A public data set below `path`. Its own splits are the parts; `serves` are its downstream tasks."""
 
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
+    paths: ClassVar[tuple[str, ...]] = ("path",)
     serves: ClassVar[tuple[str, ...]] = ()
 
     path: str = ""  # folder of the data set
@@ -40,9 +41,6 @@ class ArchiveConfig(SourceConfig):
         self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
         if not self.path:
             raise StellaError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
-
-    def absolute(self) -> Self:
-        return replace(self, path=str(Path(self.path).absolute()))
 
     @property
     def root(self) -> Path:
@@ -156,30 +154,17 @@ def find_named(folder: Path) -> dict[str, Path]:
 
 def read_table(path: Path) -> list[list[str]]:
     """The rows of a CSV file, without empty ones."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            return [row for row in csv.reader(text, skipinitialspace=True) if row]
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise StellaError(f"{path} is not a CSV file in UTF-8 ({error}); fetch it again") from error
+    return [row for row in table_of(path) if row]
 
 
 def read_list(path: Path) -> list[str]:
     """The lines of a text file, without empty ones."""
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
-    except UnicodeDecodeError as error:
-        raise StellaError(f"{path} is not text in UTF-8 ({error}); fetch it again") from error
+    return [line.strip() for line in text_of(path).splitlines() if line.strip()]
 
 
 def read_tree(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
+        return json.loads(text_of(path))
     except ValueError as error:
         raise StellaError(f"{path} is not JSON ({error}); fetch it again") from error
 
