@@ -325,7 +325,8 @@ def test_box_masks_by_hand() -> None:
 
 def test_an_archive_means_the_same_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert data_config({"source": "ave", "path": "mine"}).absolute().path == str(tmp_path / "mine")  # type: ignore[union-attr]
+    for path, there in (("mine", str(tmp_path / "mine")), ("s3://bucket/ave", "s3://bucket/ave")):
+        assert data_config({"source": "ave", "path": path}).absolute().path == there  # type: ignore[union-attr]
 
 
 def test_archives_are_sources_of_the_configuration() -> None:

@@ -376,3 +376,20 @@ def test_sound_that_is_damaged_before_the_clip_does_not_spoil_it(tmp_path: Path)
     assert len(sound) == SAMPLE_RATE and sound.abs().max() > 0.4
     with pytest.raises(ClipError, match="damaged audio"):
         decode_track(path, Plan(0.5, 1.0), "audio")
+
+
+def test_a_file_whose_sound_is_all_stored_first_is_read_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a seek there is no sound at all, as where a muxer wrote one track after the other."""
+    path = write(tmp_path / "a.mkv", counting(350), tone(14, 16000), options={"g": "10"})
+    plan, plain, reads = Plan(12.0, 1.0, 3, 48, None), Cut._demux, itertools.count()
+    whole = decode(path, plan)
+
+    def demux(self: Cut) -> Any:
+        sought = next(reads) < 2
+        return (packet for packet in plain(self) if not (sought and packet.stream is self.audio))
+
+    monkeypatch.setattr(Cut, "_demux", demux)
+    clip = decode(path, plan)
+    assert next(reads) == 3 and clip.audio.equal(whole.audio) and clip.video.equal(whole.video)
