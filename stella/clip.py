@@ -38,6 +38,7 @@ class Clip:
     video: Tensor  # uint8 [T, 3, H, W]
     audio: Tensor  # float32 [S], waveform at 16 kHz in [-1, 1]
     labels: Labels = field(default_factory=Labels)
+    centred: bool = False  # a short sound stands in the middle of its spectrogram's padding, not before it
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ A file is written under a temporary name in its own folder, forced to the disk, 
 old file or the new one, never a part of either.
 """
 
+import csv
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -31,6 +33,24 @@ def is_address(place: Path | str) -> bool:
 def absolute(place: str) -> str:
     """What means the same in another directory; an address does."""
     return place if is_address(place) else str(Path(place).absolute())
+
+
+def text_of(path: Path) -> str:
+    """The content of a text file that a user gave, without a byte-order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise StellaError(f"{path} is not text in UTF-8 ({error}); save it as such, or fetch it again") from error
+
+
+def table_of(path: Path) -> list[list[str]]:
+    """The rows of a CSV file that a user gave; lines without a cell are empty ones."""
+    try:
+        return list(csv.reader(io.StringIO(text_of(path)), skipinitialspace=True))
+    except csv.Error as error:
+        raise StellaError(f"{path} is not a CSV file ({error}); save it as one, or fetch it again") from error
 
 
 def located(place: Path | str) -> Path:

@@ -81,7 +81,7 @@ def _audit_downstream(clips: int, size: str, seed: int) -> None:
     table = Table("task", "figure", "by", title=title)
     data = ScenesConfig(size=size, seed=seed, clips=clips, eval_clips=clips, cache="off")
     for task in DOWNSTREAM:
-        found = ceilings(task, data.downstream(task))
+        found = ceilings(task, data.downstream(task), data.inputs().pixels)
         if task == "retrieval":
             found = run({"novel": Scenes("novel", "eval", clips, size=size, seed=seed)})["novel"]
         if task == "classify":

@@ -14,8 +14,8 @@ from torch import Tensor
 from stella.clip import MIDDLE, ArraySource, Batch, BatchSource, Clip, Device, Source, clip_of, location_of, send
 from stella.data.workers import WORKER_GB, Done, Pool, Tick
 from stella.errors import ClipError, StellaError, number_of, skippable
-from stella.media.augment import Generators, add_noise, center_crop, multi_scale_crop, time_shift
-from stella.media.fbank import LENGTH, fbank
+from stella.media.augment import Generators, add_noise, center_crop, multi_scale_crop, rolled, time_shift
+from stella.media.fbank import LENGTH, fbank, held
 from stella.peers import cut
 from stella.rng import generator
 
@@ -75,7 +75,7 @@ class Maker:
     size: int
     spec_frames: int
     mels: int
-    augment: bool
+    augment: bool | str  # crop: pictures alone
     seed: int
     device: Device = "cpu"  # where clips are made, after they are decoded
     rank: int = 0  # of `count` processes, each of which makes its rows of every chunk
@@ -121,7 +121,7 @@ class Maker:
     ) -> Chunk:
         """Clip by clip."""
         skipped: dict[int, ClipError] = {}
-        videos, sounds, good = [], [], []
+        videos, sounds, good, centred = [], [], [], []
         for row, position in enumerate(range(rows.start, rows.stop)):
             try:
                 clip = read_clip(self.sources[job.task], job, position, windows[row], tick)
@@ -131,6 +131,7 @@ class Maker:
                 videos.append(self._crop(send(clip.video[None], self.device), [gens[row]]))
                 sounds.append(send(clip.audio, self.device))
                 good.append(row)
+                centred.append(clip.centred)
         tick(-1)
         if not videos:
             return Chunk(None, skipped)
@@ -140,7 +141,9 @@ class Maker:
         lengths = torch.tensor([len(sound) for sound in sounds])  # [B]
         padded = torch.nn.utils.rnn.pad_sequence(sounds, batch_first=True)  # [B, S]
         usable, used = [ids[row] for row in good], [gens[row] for row in good]
-        return Chunk(self._batch(torch.cat(videos), padded, lengths, usable, used), skipped)
+        batch = self._batch(torch.cat(videos), padded, lengths, usable, used)
+        shift = torch.where(torch.tensor(centred), (self.spec_frames - held(lengths)).clamp_min(0) // 2, 0)  # [B]
+        return Chunk(replace(batch, audio=rolled(batch.audio, shift)) if any(centred) else batch, skipped)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """The same jobs. While one is done, array sources begin to read the clips of the next."""
@@ -169,7 +172,7 @@ class Maker:
         self, video: Tensor, waveforms: Tensor, lengths: Tensor | None, ids: list[int], gens: Generators
     ) -> Batch:
         audio = fbank(waveforms, lengths, frames=self.spec_frames, mels=self.mels)  # [B, spec_frames, mels]
-        if self.augment:
+        if self.augment is True:
             audio = add_noise(time_shift(audio, gens), gens)
         return Batch(video, audio, send(torch.tensor(ids), video.device))
 

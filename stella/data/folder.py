@@ -1,6 +1,5 @@
 """Any tree of video files as a source. A clip's label is the name of its folder, or comes from a CSV."""
 
-import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import ClassVar, Literal, NoReturn
 from stella.clip import MIDDLE, Clip, Labels, Origin
 from stella.data.tasks import DecodedConfig
 from stella.errors import StellaError
-from stella.files import is_address
+from stella.files import is_address, table_of
 from stella.media.decode import Plan, decode, read_duration
 from stella.media.files import LIMITS, Limits
 
@@ -151,13 +150,7 @@ def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[s
         return {file: Labels(name=Path(file).parent.name or None) for file in files}
     known = set(files)
     labels: dict[str, Labels] = {}
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as text:
-            rows = [(number, row) for number, row in enumerate(csv.reader(text, skipinitialspace=True), 1) if row]
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check the path") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise StellaError(f"{path} is not a CSV file in UTF-8 ({error}); save it as one") from error
+    rows = [(number, row) for number, row in enumerate(table_of(Path(path)), 1) if row]
     for position, (number, row) in enumerate(rows):
         file = Path(row[0]).as_posix()
         if file not in known and position == 0 and row[0].strip().lower() in {"file", "filename", "path", "video"}:

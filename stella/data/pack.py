@@ -188,11 +188,11 @@ class _Writer:
 
     def __init__(self, out: Path, settings: dict[str, int], empty: Header) -> None:
         self.out, self.settings = out, settings
-        (out / SKIPPED).unlink(missing_ok=True)  # written anew
         self.header = read_header(Disk(out)) if (out / HEADER).exists() else empty
         self._published = len(self.header.ids)
         started, noted = self._noted()
         self._refuse_others(started)
+        (out / SKIPPED).unlink(missing_ok=True)  # written anew
         self._arrays: list[Appended] = []
         for line in noted:
             self._note(line)

@@ -219,8 +219,8 @@ def _planned(
 
 
 def _settle(writer: ShardWriter, groups: Collection[str], unfinished: Collection[str], skipped: Skipped) -> None:
-    """Finish what none of the groups goes on with. Of unfinished groups drop shards that a cluster made with clips that
-    belong to others."""
+    """Close part files that no group continues; drop shards of unfinished groups whose clips are made or skipped
+    elsewhere."""
     for part in writer.parts:
         if part.name[:12] not in groups:
             writer.turn(part.name.removesuffix(".tar.part"))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,7 +36,7 @@ class StreamConfig:
     size: int = 224  # pixels; follows from the model
     spec_frames: int = 1024  # time steps of the spectrogram; follows from the model
     mels: int = 128  # mel bands; follows from the model
-    augment: bool = True  # random crop, time shift and noise, as in the paper
+    augment: bool | Literal["crop"] = True  # random crop, time shift and noise, as in the paper; crop: that alone
     shuffle: bool = True  # a new order of clips in each epoch of a task
     drop_last: bool = False  # the short batch at the end of an epoch
     seed: int = 0  # follows from the run's seed

@@ -33,6 +33,7 @@ class SourceConfig(ABC):
 
     least_workers: ClassVar[int] = 0  # worker processes that a run needs
     embedded: ClassVar[bool] = False  # small clips that ship with the package, for small models
+    paths: ClassVar[tuple[str, ...]] = ()  # keys that are paths
 
     source: str = ""
     tasks: tuple[str, ...] = ()  # names, in the order of training; empty: all
@@ -71,7 +72,9 @@ class SourceConfig(ABC):
 
     def absolute(self) -> Self:
         """The config with absolute paths, so that it means the same in another directory."""
-        return self
+        given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
+        changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
+        return replace(self, **changes)
 
     @property
     def label(self) -> str:
@@ -175,7 +178,7 @@ class FilesConfig(SourceConfig):
     that it stays on its side when others come or go. At most `eval_clips` of each task are evaluated.
     """
 
-    paths: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # keys that are paths
+    paths: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
     path: str = ""  # folder of the clips to train on
     eval_path: str | None = None  # folder of the clips to evaluate on, all of them
@@ -191,11 +194,6 @@ class FilesConfig(SourceConfig):
     @abstractmethod
     def open(self, evaluation: bool = False) -> Files:
         """The clips of `path`, or of `eval_path`."""
-
-    def absolute(self) -> Self:
-        given = {name: getattr(self, name) for name in self.paths if getattr(self, name) is not None}
-        changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
-        return replace(self, **changes)
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         if self.eval_path is not None:

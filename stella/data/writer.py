@@ -1,7 +1,6 @@
 """Writes the shards that `shards` reads, for `stella prepare`."""
 
 import io
-import math
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -26,13 +25,12 @@ class ShardWriter:
     """Appends samples to shards. After a kill it keeps all whole samples and continues after the last.
 
     Once `append` has returned, a kill does not lose the sample. `ids` are those of all samples in the folder. A sample
-    goes into the shard that `turn` named, else into one shard after the other, each of `shard_bytes`. With `of` only
-    shards whose names begin so are known, others may be written at the same time, and only whole shards survive. With
-    `away` finished shards go there, and only their indexes stay.
+    goes into the shard that `turn` named. With `of` only shards whose names begin so are known, others may be written
+    at the same time, and only whole shards survive. With `away` finished shards go there, and only their indexes stay.
     """
 
-    def __init__(self, root: Path, shard_bytes: float = math.inf, of: str = "", away: Away | None = None) -> None:
-        self.root, self.shard_bytes, self.of, self.away = root, shard_bytes, of, away
+    def __init__(self, root: Path, of: str = "", away: Away | None = None) -> None:
+        self.root, self.of, self.away = root, of, away
         shards = [root / name for name in finished_shards(root) if name.startswith(of)]
         for shard in shards:
             if not shard.with_suffix(".json").exists():  # killed between renaming and indexing
@@ -84,7 +82,7 @@ class ShardWriter:
             self._name = name
 
     def append(self, sample: bytes) -> None:
-        """Write a `sample`; a full shard is finished."""
+        """Write a `sample`."""
         if self._file is None:
             self._file = self._open()
         entry = entry_of(read_head(io.BytesIO(sample), 0).meta, self._file.end)
@@ -95,8 +93,6 @@ class ShardWriter:
         self.ids[entry.id] = self._part.name.partition(".")[0]
         self.sources[entry.id] = entry.source
         self.odd.update(entry.odd or ())
-        if self._file.end >= self.shard_bytes:
-            self.close()
 
     def close(self) -> None:
         """Finish the shard that is written."""
@@ -111,8 +107,6 @@ class ShardWriter:
         self._file, self._name, self._entries = None, None, []
 
     def _open(self) -> Appended:
-        if self._name is None:
-            self._name, self.next = f"shard-{self.next:06d}", self.next + 1
         ending = f"{uuid.uuid4().hex[:8]}.tmp" if self.of else "part"
         self._part = self.root / f"{self._name}.tar.{ending}"
         self._entries, end = scan(self._part) if self._part.exists() else ([], 0)

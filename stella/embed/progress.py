@@ -47,7 +47,7 @@ class Shown:
 
 
 def _seconds(item: Any) -> float:
-    """The length of a file as far as its header says it; 0 if it does not."""
+    """The length of a file in seconds; 0 if unknown. May read the whole file."""
     try:
         return (read_duration(item) or 0.0) if isinstance(item, str | Path) else 0.0
     except StellaError:

@@ -30,7 +30,7 @@ def frame_windows(frames: Any, fps: float, inputs: Inputs, overlap: float = 0.0)
 
 
 def sound_windows(waveform: Any, rate: float, inputs: Inputs, overlap: float = 0.0) -> Iterator[Window]:
-    """Windows of a waveform [S], [C, S] or [S, C] at any rate; channels, at most 8, are mixed as those of a file."""
+    """Windows of a waveform [S], [C, S] or [S, C] at any rate; channels, at most 8, are averaged."""
     samples, hop = _checked_samples(waveform, rate), hop_of(inputs, overlap)
     length = samples.shape[1] / rate
     for start in starts(length, inputs.duration, hop):
@@ -60,11 +60,9 @@ def _checked_samples(waveform: Any, rate: float) -> "np.ndarray[Any, np.dtype[np
         )
     if rate != int(rate) or not 1000 <= rate <= 768_000:
         raise StellaError(f"rate={rate} must be a whole number of samples per second, 1,000 to 768,000")
-    if samples.dtype.kind == "u":  # unsigned samples are silent at their middle
-        samples = samples.astype(np.float64) - 2 ** (8 * samples.itemsize - 1)
-        samples = samples / 2 ** (8 * np.asarray(waveform).itemsize - 1)
-    elif samples.dtype.kind == "i":
-        samples = samples.astype(np.float64) / 2 ** (8 * samples.itemsize - 1)
+    if (kind := samples.dtype.kind) in "iu":  # unsigned samples are silent at their middle
+        half = 2 ** (8 * samples.itemsize - 1)
+        samples = (samples.astype(np.float64) - half * (kind == "u")) / half
     samples = samples[None] if samples.ndim == 1 else samples if samples.shape[0] <= samples.shape[1] else samples.T
     if len(samples) > 8:
         raise StellaError(f"a waveform of {len(samples)} channels is more than 8; mix it down first")
@@ -81,8 +79,10 @@ def _at_16_khz(samples: "np.ndarray[Any, np.dtype[np.float32]]", rate: int, star
         return samples[0, round(start * rate) : round(end * rate)].copy()
     first = max(0, math.floor((start - RING) * 100)) * rate // 100
     piece = np.ascontiguousarray(samples[:, first : math.ceil((end + RING) * rate)])
-    layouts = ("mono", "stereo", "2.1", "4.0", "5.0", "5.1", "6.1", "7.1")
-    frame = require("av").AudioFrame.from_ndarray(piece, format="fltp", layout=layouts[len(samples) - 1])
+    if len(piece) > 2:  # which channel is which loudspeaker is unknown
+        piece = piece.mean(0, keepdims=True)
+    layout = "mono" if len(piece) == 1 else "stereo"
+    frame = require("av").AudioFrame.from_ndarray(piece, format="fltp", layout=layout)
     frame.sample_rate, frame.pts, frame.time_base = rate, first, Fraction(1, rate)
     sound = Sound(start, end)
     sound.add(frame, 1 / rate)

@@ -53,7 +53,12 @@ def center_crop(video: Tensor, size: int) -> Tensor:
 
 def time_shift(spec: Tensor, generators: Generators, most: int = 10) -> Tensor:
     """[B, time, mel], each clip rolled along time by a random integer in -most … most."""
-    shift = send(_draw(range(-most, most + 1), generators), spec.device)  # [B]
+    return rolled(spec, _draw(range(-most, most + 1), generators))
+
+
+def rolled(spec: Tensor, shift: Tensor) -> Tensor:
+    """[B, time, mel], each clip rolled along time by its `shift` [B]."""
+    shift = send(shift, spec.device)
     source = (torch.arange(spec.shape[1], device=spec.device) - shift[:, None]) % spec.shape[1]  # [B, time]
     return spec.gather(1, source[..., None].expand_as(spec))
 

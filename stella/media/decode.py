@@ -8,7 +8,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,18 +98,10 @@ def decode_track(
 
     With `fps`: the frames at the clip's beginning and every 1/fps seconds after it, as far as the track reaches.
     """
-    path, deadline = Path(path), time.monotonic() + time_limit
-    for back in SEEK_BACK:
-        with open_media(path, deadline) as container:
-            found = tracks(path, container)
-            if found[kind] is None:
-                raise ClipError(path, f"no {kind} track", "give a file that has one")
-            video, audio = (found[name] if name == kind else None for name in ("video", "audio"))
-            cut = Cut(path, container, video, audio, plan.start, plan.duration, deadline)
-            if cut.gather(back):
-                times = plan.times if fps is None else cut.every(fps)
-                return cut.pictures(times, plan.size) if kind == "video" else cut.waveform()
-    raise AssertionError("a read from the start of a file always succeeds")
+    with _gathered(Path(path), plan.start, plan.duration, time_limit, kinds=(kind,)) as cut:
+        if kind == "audio":
+            return cut.waveform()
+        return cut.pictures(plan.times if fps is None else cut.every(fps), plan.size)
 
 
 def read_duration(path: Path | str, *, time_limit: float = 30.0) -> float | None:
@@ -151,17 +143,34 @@ def _reach(path: Path, container: Any, deadline: float, start: float = 0.0) -> f
 def _read(
     path: Path, start: float, duration: float, size: int, times: Times, time_limit: float, limits: Limits
 ) -> tuple[Tensor, Tensor]:
+    with _gathered(path, start, duration, time_limit, limits) as cut:
+        waveform = cut.waveform()
+        return cut.pictures(times, size), waveform
+
+
+@contextmanager
+def _gathered(
+    path: Path,
+    start: float,
+    duration: float,
+    time_limit: float,
+    limits: Limits = LIMITS,
+    kinds: Sequence[str] = ("video", "audio"),
+) -> Iterator["Cut"]:
+    """A cut of the tracks of these kinds, with all packets that it needs, in a file that stays open."""
     deadline = time.monotonic() + time_limit
     for back in SEEK_BACK:
         with open_media(path, deadline, limits) as container:
-            streams = tracks(path, container)
-            for kind, stream in streams.items():
-                if stream is None:
-                    raise ClipError(path, f"no {kind} track", "a clip needs sound and picture: leave this file out")
-            cut = Cut(path, container, streams["video"], streams["audio"], start, duration, deadline)
+            found = tracks(path, container)
+            for kind in kinds:
+                if found[kind] is None:
+                    remedy = "a clip needs sound and picture: leave this file out"
+                    raise ClipError(path, f"no {kind} track", remedy if len(kinds) > 1 else "give a file that has one")
+            video, audio = (found[kind] if kind in kinds else None for kind in ("video", "audio"))
+            cut = Cut(path, container, video, audio, start, duration, deadline)
             if cut.gather(back):
-                waveform = cut.waveform()
-                return cut.pictures(times, size), waveform
+                yield cut
+                return
     raise AssertionError("a read from the start of a file always succeeds")
 
 
@@ -209,7 +218,10 @@ class Cut:
         return begin, begin + (packet.duration or 0) * tick
 
     def gather(self, back: float) -> bool:
-        """Collect the packets that the clip needs; False if the seek landed behind the keyframe it needs."""
+        """Collect the packets that the clip needs; False if the seek landed behind the first of a track.
+
+        A track may be stored ahead of the other, so that a seek to a picture lands behind the sound of its time.
+        """
         from_start = self.begin - back <= self.origin
         if not from_start:
             try:
@@ -222,7 +234,7 @@ class Cut:
         for packet in self._demux():
             begin, end = self._span(packet)
             if packet.stream is self.audio:
-                if self.video is None and begin > self.begin and not from_start and not self.audio_packets:
+                if reached[packet.stream_index] == -math.inf and begin > self.begin - SLACK and not from_start:
                     return False
                 reached[packet.stream_index] = max(reached[packet.stream_index], begin)
                 if end > self.begin - SLACK and begin < self.end:
@@ -244,7 +256,7 @@ class Cut:
                 break
         else:
             self.at_end = True
-        return bool(self.video_packets if self.video is not None else self.audio_packets) or from_start
+        return from_start or min(reached.values()) > -math.inf
 
     def _demux(self) -> Iterator[Any]:
         """Packets up to the end of the file's readable part; `_check_reached` decides whether that is enough."""

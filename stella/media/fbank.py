@@ -37,10 +37,15 @@ def fbank(
     rows = max(1, CACHED // waveforms.shape[1]) if waveforms.device.type == "cpu" else len(waveforms)
     spec = torch.cat([_log_mel(block, mels) for block in torch.split(waveforms, rows)])  # [B, time, mels]
     if lengths is not None:
-        held = (send(lengths, spec.device) - LENGTH).div(SHIFT, rounding_mode="floor") + 1
-        spec = spec.where((torch.arange(spec.shape[1], device=spec.device) < held[:, None])[..., None], 0.0)
+        kept = held(send(lengths, spec.device))
+        spec = spec.where((torch.arange(spec.shape[1], device=spec.device) < kept[:, None])[..., None], 0.0)
     spec = F.pad(spec, (0, 0, 0, frames - spec.shape[1]))
     return (spec - MEAN) / STD if normalise else spec
+
+
+def held(samples: Tensor) -> Tensor:
+    """How many frames waveforms of so many samples fill."""
+    return (samples - LENGTH).div(SHIFT, rounding_mode="floor") + 1
 
 
 def _log_mel(waveforms: Tensor, mels: int) -> Tensor:

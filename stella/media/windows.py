@@ -25,7 +25,7 @@ REST = 0.1  # seconds at a file's end that get no window of their own: encoders 
 TOGETHER = 8  # windows decoded at a time: a long way to the last keyframe is then decoded once for all of them
 HELD = 1 << 26  # bytes of packets from which on fewer windows are decoded at a time
 GAP_MOST = 3600.0  # seconds without a packet that are believed
-GUESSED = ("mp3", "aac", "ac3", "eac3", "dts", "amr", "loas")  # formats whose length FFmpeg may only estimate
+GUESSED = ("mp3", "aac", "ac3", "amr")  # formats whose length FFmpeg may only estimate
 
 
 @dataclass(frozen=True)

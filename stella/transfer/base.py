@@ -29,7 +29,7 @@ class Options:
     probe: bool = False
     head_rate: float = 1.0  # the head's learning rate, as a multiple of train.lr
     channels: int | None = None  # of the mask decoder; none: a third of the model's
-    align: float = 0.0  # weight of the alignment of masked features with the sound
+    align: float = 0.0  # weight of the alignment of masked features with the sound; 0.5 with data.subset=ms3
     mask_frames: int = 0  # frames of a clip to train masks on; 0: all whose mask is known
 
 

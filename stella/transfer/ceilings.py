@@ -1,7 +1,7 @@
 """What can be had without looking, and what a model would get that knows each clip's class and nothing else.
 
 Every result of a downstream task is printed beside these figures. They are fitted on the training part and measured on
-the test part, with the metrics of the task itself.
+the test part, with the metrics of the task itself; without a training part there are none that need fitting.
 """
 
 import math
@@ -16,6 +16,7 @@ from stella.clip import BACKGROUND, Labels, Source, labels_of, names_of
 from stella.data.downstream import Parts, sounds
 from stella.data.tasks import chance
 from stella.errors import ClipError
+from stella.media.augment import center_crop
 from stella.transfer.metrics import localisation, mean_iou
 
 Names = Sequence[str | None]
@@ -23,12 +24,15 @@ MOST = 400  # clips of a part whose masks are looked at
 LEVELS = 19  # thresholds tried for a constant mask: 0.05, 0.1, …
 
 
-def ceilings(task: str, parts: Parts) -> dict[str, float]:
-    """By name, in percent, of the figure that the task reports first; empty if nothing is known."""
+def ceilings(task: str, parts: Parts, size: int) -> dict[str, float]:
+    """By name, in percent, of the figure that the task reports first; empty if nothing is known.
+
+    Masks are cropped to `size`² as for the model.
+    """
     if task in ("retrieval", "matching"):
         return chance([len(parts.test)]) if task == "retrieval" else {"chance": 50.0}
     if task in ("segment", "localise"):
-        return _of_masks(task, *(_some_labels(part) for part in (parts.train, parts.test)))
+        return _of_masks(task, _some_labels(parts.train), _some_labels(parts.test), size)
     train, test = (names_of(part, range(len(part))) for part in (parts.train, parts.test))
     if task == "classify":
         return {"chance": 100 / len(parts.classes), "majority": _majority(train, test)}
@@ -38,7 +42,7 @@ def ceilings(task: str, parts: Parts) -> dict[str, float]:
 def _some_labels(source: Source) -> list[Labels]:
     """The labels of at most `MOST` usable clips, spread over a source."""
     found = []
-    for index in range(0, len(source), math.ceil(len(source) / MOST)):
+    for index in range(0, len(source), math.ceil(len(source) / MOST) or 1):
         with suppress(ClipError):  # counted where the clip itself is read
             found += labels_of(source, [index])
     return found
@@ -67,20 +71,20 @@ def _class_of_events(train: Names, test: Names, segments: int) -> float:
     return 100 * torch.cat(right).double().mean().item()
 
 
-def _of_masks(task: str, train: Sequence[Labels], test: Sequence[Labels]) -> dict[str, float]:
+def _of_masks(task: str, train: Sequence[Labels], test: Sequence[Labels], size: int) -> dict[str, float]:
     sounding = task == "localise"
-    masks, names = _frames(train, sounding)
-    target, asked = _frames(test, sounding)
+    masks, names = _frames(train, sounding, size)
+    target, asked = _frames(test, sounding, size)
     everything = masks.double().mean(0)
     rows = {name: [i for i, each in enumerate(names) if each == name] for name in sorted(set(map(str, names)))}
     by_class = {name: masks[index].double().mean(0) for name, index in rows.items()}
-    maps = torch.stack([by_class.get(str(name), everything) for name in asked])
     if sounding:
-        side = torch.linspace(-1, 1, masks.shape[-1])
-        disc = -(side[:, None] ** 2 + side**2)
-        found = {"disc": disc, "constant": everything}
-        maps_of = {name: each.expand_as(maps) for name, each in found.items()} | {"class": maps}
-        return {name: localisation(each, target)["adaptive_ciou"] for name, each in maps_of.items()}
+        side = torch.linspace(-1, 1, size)
+        found = {"disc": -(side[:, None] ** 2 + side**2).expand_as(target)}
+        if names and asked:
+            maps = torch.stack([by_class.get(str(name), everything) for name in asked])
+            found |= {"constant": everything.expand_as(target), "class": maps}
+        return {name: localisation(each, target)["adaptive_ciou"] for name, each in found.items()}
     best = _best_mask(masks, everything)
     of_class = {name: _best_mask(masks[index], by_class[name]) for name, index in rows.items()}
     chosen = torch.stack([of_class.get(str(name), best) for name in asked])
@@ -91,17 +95,21 @@ def _of_masks(task: str, train: Sequence[Labels], test: Sequence[Labels]) -> dic
     }
 
 
-def _frames(labels: Sequence[Labels], sounding: bool) -> tuple[Tensor, list[str | None]]:
-    """The masks of all frames that count [N, H, W], and the class of each."""
-    masks, names = [], []
+def _frames(labels: Sequence[Labels], sounding: bool, size: int) -> tuple[Tensor, list[str | None]]:
+    """The masks of all frames that count [N, size, size], as `localise` and `segment` read them, and their classes."""
+    masks: list[Tensor] = []
+    names: list[str | None] = []
     for each in labels:
         if each.mask is None:
             continue
         known = torch.ones(len(each.mask), dtype=torch.bool) if each.masked is None else each.masked
         known = known & sounds(each, len(each.mask)) if sounding else known
-        masks.append(each.mask[known])
-        names += [each.name] * int(known.sum())
-    return torch.cat(masks), names
+        levels = (each.mask[known].float() * 255).round().to(torch.uint8)
+        mask = center_crop(levels[None, :, None], size)[0, :, 0]  # [T, size, size]
+        mask = mask[mask.flatten(1).amax(1) > 0] / 255 if sounding else mask > 127
+        masks.append(mask)
+        names += [each.name] * len(mask)
+    return torch.cat(masks) if masks else torch.empty(0, size, size), names
 
 
 def _best_mask(masks: Tensor, mean: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ class Classify(Downstream):
 
     def setup(self) -> None:
         self.number = {name: number for number, name in enumerate(self.data.classes)}
+        for part in (self.data.validation, self.data.test):
+            self.targets(torch.arange(len(part)), part)  # refuses unknown classes before the first step
         self.head = classifier(self.model.config.dim, len(self.number), self.options.probe).to(self.device)
 
     def clips(self, source: Source, test: bool = False) -> Source:

@@ -108,18 +108,18 @@ def tabulate(
         return _reopened(folder, device, views)
     here = torch.device("cpu") if keep else device
     writers: dict[str, Tensor] = {}
-    filled = 0
+    files, filled = None, 0
     with torch.no_grad():
         for batch in batches:
             made = {name: _narrow(column) for name, column in columns_of(batch).items()}
             if not writers:
-                writers = _allocated(made, most, folder, here, keep)
+                writers, files = _allocated(made, most, folder, here, keep)
             for name, column in made.items():
                 writers[name][filled : filled + len(batch)] = column
             filled += len(batch)
-    if folder is not None and folder.exists():
+    if files is not None:
         kinds = {name: [str(c.dtype).removeprefix("torch."), list(c.shape)] for name, c in writers.items()}
-        write_json(folder / "table.json", {"rows": filled, "columns": kinds})
+        write_json(files / "table.json", {"rows": filled, "columns": kinds})
     return Table({name: column[:filled] for name, column in writers.items()}, device, views)
 
 
@@ -129,15 +129,17 @@ def _narrow(column: Tensor) -> Tensor:
 
 def _allocated(
     first: Mapping[str, Tensor], most: int, folder: Path | None, here: torch.device, keep: bool
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], Path | None]:
+    """Columns of `most` rows, and the folder of their files if they are memory-mapped."""
     shapes = {name: (most, *column.shape[1:]) for name, column in first.items()}
     total = sum(prod(shapes[name]) * column.element_size() for name, column in first.items())
     fits = here.type != "cpu" and total <= ON_DEVICE * free_bytes(here)
     if fits or folder is None or (total <= IN_MEMORY and not keep):
         place = here if fits else "cpu"
-        return {name: torch.empty(shapes[name], dtype=column.dtype, device=place) for name, column in first.items()}
+        made = {name: torch.empty(shapes[name], dtype=column.dtype, device=place) for name, column in first.items()}
+        return made, None
     folder.mkdir(parents=True, exist_ok=True)
-    return {name: _mapped(folder / f"{name}.bin", shapes[name], column.dtype) for name, column in first.items()}
+    return {name: _mapped(folder / f"{name}.bin", shapes[name], c.dtype) for name, c in first.items()}, folder
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -128,7 +128,7 @@ class TransferRun(Training):
             self.task: Downstream = TASKS[config.task](model, self.parts, config.head, config.seed)
         self.source, epochs = self.task.source, config.stream.epochs
         stream: Epochs
-        if config.head.frozen and self.task.cached:
+        if config.head.frozen and self.task.cached and (config.views or not config.stream.augment):
             self.task.table = self._table("train", self.source)
             stream = Rows(self.task.table, epochs, config.stream)
         else:
@@ -139,12 +139,13 @@ class TransferRun(Training):
     def _table(self, part: str, source: Source) -> Table:
         """The columns of a part, computed at the first call."""
         if part not in self.tables:
-            config, views = self.config, self.config.views if part == "train" else 1
+            config, views = self.config, self.config.views or 1 if part == "train" else 1
+            shared = config.features is not None
+            name = features_key(config, part, fingerprint(source)) if shared else part
+            folder = Path(config.features or self.folder.root / "features") / name
+            if shared:
+                folder.mkdir(parents=True, exist_ok=True)
             stream = replace(config.stream, batch_size=config.evaluate.batch, shuffle=False)
-            skipped = self.skipped.under(part)
-            batches: Iterable[Batch] = evaluation_batches(source, stream, self.machine.device, skipped)
-            if part == "train" and config.stream.augment:
-                batches = Epochs(source, views, stream, self.machine.device, skipped)
             clips, rows = len(getattr(self.parts, part)), len(source) * views
             each = f", {rows // clips} windows of each" if rows > clips else ""
             say(self.console, f"features of {number_of(clips, 'clip')} to {_PURPOSE[part]}{each}", "dim")
@@ -155,15 +156,17 @@ class TransferRun(Training):
                 done("features", len(batch))
                 return made
 
-            shared = config.features is not None
-            name = features_key(config, part, fingerprint(source)) if shared else part
-            folder = Path(config.features or self.folder.root / "features") / name
-            if shared:
-                folder.mkdir(parents=True, exist_ok=True)
             shown = Display(self.console) if part == "train" else nullcontext(self.display)  # train: none is shown yet
             locked = lock(folder / "lock", wait=True) if shared else nullcontext()
             with shown as display, display.clips(rows) as done, self.stop.at_once(), locked:
+                skipped = Skipped(folder / "skipped.jsonl") if shared else self.skipped.under(part)
+                batches: Iterable[Batch] = evaluation_batches(source, stream, self.machine.device, skipped)
+                if part == "train" and config.stream.augment:
+                    batches = Epochs(source, views, stream, self.machine.device, skipped)
                 table = tabulate(columns, batches, rows, self.machine.device, views, folder, keep=shared)
+            for record in skipped.records.values() if shared else ():  # whichever run computed the features
+                if (id := f"{part}/{record['id']}") not in self.skipped:
+                    self.skipped.keep({**record, "id": id})
             self.tables[part] = table
         return self.tables[part]
 
@@ -268,7 +271,7 @@ def _result_line(
         "test": found,
         "best_epoch": best.get("epoch"),
         "validation": best.get(figure),
-        "ceilings": ceilings(config.task, parts),
+        "ceilings": ceilings(config.task, parts, config.stream.size),
         "parts": [len(parts.train), len(parts.validation), len(parts.test)],
         "skipped": skipped,
     }

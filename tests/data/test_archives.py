@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from helpers.archives import pack
 from helpers.media_files import tone, write, write_video
 from PIL import Image
 from rich.console import Console
@@ -24,6 +25,8 @@ from stella.data.skipped import Skipped
 from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError, StellaError
 from stella.files import read_lines
+from stella.media.fbank import MEAN, STD, fbank
+from stella.media.odd import SOUNDS
 from stella.model import weights
 from stella.model.cav import CAV, preset
 from stella.transfer.config import transfer_config
@@ -31,6 +34,7 @@ from stella.transfer.run import transfer
 
 SMALL = {"pixels": 32, "duration": 1.0, "span": None}
 STREAM = StreamConfig(batch_size=4, size=32, spec_frames=96, most_bad=1.0)
+STREAM_OF_SECONDS = StreamConfig(batch_size=4, size=32, spec_frames=200)
 
 
 def wav(path: Path, seconds: float = 1.0, level: float = 0.5) -> Path:
@@ -108,9 +112,10 @@ def test_bad_masks_are_skipped_counted_and_listed(s4: Path, tmp_path: Path) -> N
     (folder / "vid0_1000_6000/vid0_1000_6000_1.png").write_bytes(b"no picture")
     with pytest.raises(ClipError, match="damaged picture"):
         config.part("train")[0]
-    wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", level=0.0)
-    with pytest.raises(ClipError, match="silent audio"):
-        config.part("test")[0]
+    for level in (0.0, 0.9 * SOUNDS):
+        wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", level=level)
+        with pytest.raises(ClipError, match="silent audio"):
+            config.part("test")[0]
 
 
 def test_masks_are_cropped_with_their_frames(s4: Path) -> None:
@@ -190,10 +195,13 @@ def test_ave_names_every_second(ave: Path, header: bool) -> None:
 
 
 def test_a_second_of_ave_has_its_own_frames_and_sound(ave: Path) -> None:
-    clip = AVEConfig(path=str(ave), pixels=32, duration=2.0).part("train")[2]
-    assert clip.video.shape[0] == 4 and len(clip.audio) == 32_000
-    sounding = (clip.audio.abs() > 0.01).nonzero()
-    assert 8_000 <= sounding.min() < 8_200 and 23_800 < sounding.max() < 24_000  # one second, in the middle
+    train = AVEConfig(path=str(ave), pixels=32, duration=2.0).part("train")
+    clip = train[2]
+    assert clip.video.shape[0] == 4 and len(clip.audio) == 16_000
+    [batch, *_] = evaluation_batches(train, STREAM_OF_SECONDS)
+    own = fbank(clip.audio[None], frames=98, normalise=False)[0]
+    padded = torch.nn.functional.pad(own, (0, 0, 51, 51))  # zeros before normalisation: 200 frames
+    assert torch.equal(batch.audio[2], (padded - MEAN) / STD)
     red = clip.video[:, 0].float().mean((1, 2))  # rises by 10 a frame, 8 frames a second
     assert (red.diff() > 10).all()
 
@@ -244,6 +252,19 @@ def test_msrvtt_by_lists_and_by_annotations(tmp_path: Path) -> None:
         config.part("train")
 
 
+def test_msrvtt_in_one_tar(tmp_path: Path) -> None:
+    videos = {f"MSR-VTT/all/video{n}.mp4": write_video(tmp_path / "v.mp4", seed=n).read_bytes() for n in range(2)}
+    (tmp_path / "v.mp4").unlink()
+    pack(tmp_path / "msrvtt.tar", videos)
+    (tmp_path / "test_list_miech.txt").write_text("video0\nvideo1\nvideo2\n")
+    test = MSRVTTConfig(path=str(tmp_path), **SMALL).part("test")
+    skipped = Skipped()
+    [batch] = evaluation_batches(test, STREAM, "cpu", skipped)
+    assert batch.ids.tolist() == [0, 1] and skipped.counts == {"missing file": 1}
+    assert test.location(0).endswith("msrvtt.tar/MSR-VTT/all/video0.mp4") and test.stamp(0) == test.stamp(1)
+    assert test.seconds(1) == pytest.approx(1.0, abs=0.1)
+
+
 # ---- VGG-SS and Flickr-SoundNet
 
 
@@ -256,6 +277,8 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     config = VGGSSConfig(path=str(tmp_path), **SMALL)
     test = config.part("test")
     assert len(test) == 1 and test.class_of(0) == "a, b"
+    parts = config.downstream("localise")
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [0, 0, 1]
     mask = test[0].labels.mask
     assert mask is not None and mask.unique().tolist() == [0, 1]
     height, width = mask.shape[1:]
@@ -282,6 +305,7 @@ def test_flickr_takes_the_consensus_of_annotators(tmp_path: Path) -> None:
     outside = box.format(300, 300, 400, 400)
     (tmp_path / "Annotations/456.xml").write_text(f"<annotation><object>{outside}</object></annotation>")
     test = FlickrConfig(path=str(tmp_path), **SMALL).part("test")
+    assert not len(FlickrConfig(path=str(tmp_path), **SMALL).part("train"))
     clip = test[0]
     assert clip.video.shape == (4, 3, 64, 64) and clip.labels.mask is not None
     assert clip.labels.mask[0, 0, ::16].tolist() == [0.5, 1.0, 0.5, 0.0]
@@ -301,7 +325,8 @@ def test_box_masks_by_hand() -> None:
 
 def test_an_archive_means_the_same_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert data_config({"source": "ave", "path": "mine"}).absolute().path == str(tmp_path / "mine")  # type: ignore[union-attr]
+    for path, there in (("mine", str(tmp_path / "mine")), ("s3://bucket/ave", "s3://bucket/ave")):
+        assert data_config({"source": "ave", "path": path}).absolute().path == there  # type: ignore[union-attr]
 
 
 def test_archives_are_sources_of_the_configuration() -> None:

@@ -33,7 +33,8 @@ HEADER = "# a\n# b\n# YTID, start_seconds, end_seconds, positive_labels\n"
 def store(folder: Path, rows: Sequence[Row], lists: Sequence[Path] = ()) -> Path:
     """Shards of these clips, as `stella prepare --csv` leaves them: tiny pictures, a tenth of a second."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(folder, 1 << 20)
+    writer = ShardWriter(folder)
+    writer.turn("shard-000000")
     frames, sound = torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1600,), 0.1)
     for row in rows:
         meta = {"id": row.id, "source": f"x.tar.gz/{row.id}.mp4", "start": 0.0, "duration": 0.1}
@@ -111,7 +112,9 @@ def test_continual_as_leaves_out_clips_in_several_tasks(tmp_path: Path) -> None:
 
 def test_a_list_beside_videos_serves_without_preparation(tmp_path: Path) -> None:
     write_video(tmp_path / "a_000003.mp4")
-    write_video(tmp_path / "some/where/b_3000_13000.mp4", seed=1)
+    (tmp_path / "some/where").mkdir(parents=True)
+    muted = [level_frame(n) for n in range(8)], 0 * tone(1, 16_000)  # kept, as `stella prepare` keeps it
+    write(tmp_path / "some/where/b_3000_13000.mp4", *muted, fps=8)
     write_video(tmp_path / "t_000003.mp4", seed=2)
     vggsound(
         tmp_path / "vggsound.csv",
@@ -147,7 +150,8 @@ def test_whole_videos_beside_a_list_are_read_where_it_says(tmp_path: Path) -> No
 
 
 def test_shards_without_a_list_are_refused(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 1 << 20)
+    writer = ShardWriter(tmp_path)
+    writer.turn("shard-000000")
     meta = {"id": "a.mp4", "source": "a.mp4", "start": 0.0, "duration": 0.1}
     writer.append(sample(meta, torch.zeros(1, 3, 16, 16, dtype=torch.uint8), torch.full((1600,), 0.1), 10))
     writer.close()

@@ -65,7 +65,7 @@ def test_csv_labels_hold_commas_and_leave_unlisted_videos_without(tree: Path, tm
         (b"zero.mp4,a,b,c\n", "line 1 has 4 columns"),
         (b"zero.mp4\n", "line 1 has 1 columns"),
         (b"zero.mp4,a\nzero.mp4,b\n", "line 2 names 'zero.mp4' a second time"),
-        (b"\xff\xfe\x00a", "not a CSV file"),
+        (b"\xff\xfe\x00a", "not text in UTF-8"),
         (None, "cannot be read"),
     ],
 )

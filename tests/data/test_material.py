@@ -109,6 +109,19 @@ def test_a_clip_is_found_under_all_four_names(name: str) -> None:
     assert not Wanted([row]).find(f"{name}1")
 
 
+def test_a_clip_of_audioset_may_be_shorter_than_ten_seconds(tmp_path: Path) -> None:
+    (tmp_path / "class_labels_indices.csv").write_text(CLASSES)
+    (tmp_path / "eval_segments.csv").write_text(AUDIOSET + 'abcdefghijk, 0.000, 8.000, "/m/02"\n')
+    [row] = read_rows([tmp_path / "eval_segments.csv"])
+    for name in ("abcdefghijk_000000", "abcdefghijk_0_8000", "abcdefghijk_8.000"):
+        assert Wanted([row]).find(name) == [(row, 0)]
+
+
+def test_a_clip_that_is_listed_twice_is_counted_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("".join(f"{video},5,{TUNE},train\n" for video in ("v", "v", "w")))
+    assert [row.nth for row in read_rows([tmp_path / "a.csv"])] == [0, 1, 1]  # the second is left out later
+
+
 # ---- archives
 
 

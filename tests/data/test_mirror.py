@@ -178,6 +178,7 @@ def test_packed_arrays_at_s3_give_the_batches_of_a_disk(
 
 
 def read_all(place: str, at_once: Any, sums: Any) -> None:
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads, and would wait for them
     shards = Shards(place, span=None)
     at_once.wait()
     sums.put(sum(float(shards[i].audio.sum()) for i in range(len(shards))))
@@ -187,13 +188,13 @@ def test_processes_share_one_download(shards: Path, tmp_path: Path, s3: S3) -> N
     there = copied(shards, f"s3://{bucket(tmp_path)}/shards")
     s3.delay = 0.3
     fork = multiprocessing.get_context("fork")
-    at_once, sums = fork.Barrier(3), fork.SimpleQueue()
-    running = [fork.Process(target=read_all, args=(there, at_once, sums)) for _ in range(3)]
+    at_once, sums = fork.Barrier(3, timeout=60), fork.Queue()
+    running = [fork.Process(target=read_all, args=(there, at_once, sums), daemon=True) for _ in range(3)]
     for process in running:
         process.start()
-    assert len({sums.get() for _ in running}) == 1
+    assert len({sums.get(timeout=60) for _ in running}) == 1
     for process in running:
-        process.join()
+        process.join(60)
     assert s3.sent == sizes_of(shards, "shard-*", "prepare.json")
     left = {path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()} - {".json", ""}
     assert not left  # no temporary file, no lock of a block

@@ -34,6 +34,9 @@ def test_bad_clips_are_skipped_counted_and_listed(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "p" / "skipped.jsonl").read_text().splitlines()]
     assert [record["id"] for record in records] == [0, 4, 5, 6, 10]
     assert records[0]["path"] == "file0.mp4" and records[0]["remedy"] == "leave it out"
+    with pytest.raises(StellaError, match="packed with other settings"):
+        packed(tmp_path / "p", clips, pixels=8)
+    assert (tmp_path / "p" / "skipped.jsonl").exists()  # a refusal changes nothing
     with pytest.raises(StellaError, match=r"no clip could be used .*1 no audio track"):
         packed(tmp_path / "none", Videos(2, bad=frozenset({0, 1})))
     assert not (tmp_path / "none").exists() and not (tmp_path / "none.tmp").exists()

@@ -45,8 +45,9 @@ def samples() -> list[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path, samples: list[bytes]) -> Path:
     """Five clips in shards of two, written in another order than that of their names."""
-    writer = ShardWriter(tmp_path, shard_bytes=len(samples[0]) + len(samples[1]))
-    for number in (3, 1, 4, 0, 2):
+    writer = ShardWriter(tmp_path)
+    for position, number in enumerate((3, 1, 4, 0, 2)):
+        writer.turn(f"shard-00000{position // 2}")
         writer.append(samples[number])
     writer.close()
     return tmp_path
@@ -54,7 +55,7 @@ def folder(tmp_path: Path, samples: list[bytes]) -> Path:
 
 def test_clips_come_back_in_the_order_of_their_sources(folder: Path) -> None:
     names = [f"shard-00000{n}.{e}" for n in range(3) for e in ("json", "tar")]
-    assert sorted(p.name for p in folder.iterdir()) == names  # cut at their size, and nothing left over
+    assert sorted(p.name for p in folder.iterdir()) == names  # and nothing left over
     shards = pickle.loads(pickle.dumps(Shards(folder, frames=12, span=None)))  # it travels to workers
     assert isinstance(shards, Source)
     assert [shards[i].id for i in range(len(shards))] == [f"v{i}.x/é.mp4" for i in range(5)]
@@ -109,7 +110,8 @@ def test_a_writer_continues_a_shard_cut_anywhere(tmp_path: Path, samples: list[b
         root = tmp_path / str(number)
         root.mkdir()
         (root / "shard-000000.tar.part").write_bytes(whole[:cut])
-        writer = ShardWriter(root, shard_bytes=10**9)
+        writer = ShardWriter(root)
+        writer.turn("shard-000000")
         kept = sum(end <= cut for end in ends[1:])
         assert len(writer.ids) == kept, cut
         for data in samples[kept:]:
@@ -122,11 +124,12 @@ def test_a_writer_continues_a_shard_cut_anywhere(tmp_path: Path, samples: list[b
 def test_a_writer_continues_after_a_kill_between_closing_steps(tmp_path: Path, samples: list[bytes]) -> None:
     part, shard = tmp_path / "shard-000000.tar.part", tmp_path / "shard-000000.tar"
     part.write_bytes(samples[0] + END_OF_TAR)  # killed before the renaming
-    assert len(ShardWriter(tmp_path, 10**9).ids) == 1
+    assert len(ShardWriter(tmp_path).ids) == 1
     part.write_bytes(samples[0] + END_OF_TAR)
     part.rename(shard)  # killed before the indexing
     (tmp_path / "shard-000000.json.tmp").write_text("{half")
-    writer = ShardWriter(tmp_path, 10**9)
+    writer = ShardWriter(tmp_path)
+    writer.turn("shard-000001")
     writer.append(samples[1])
     writer.close()
     assert [Shards(tmp_path)[i].id for i in range(2)] == ["v0.x/é.mp4", "v1.x/é.mp4"]
@@ -141,14 +144,16 @@ def test_a_part_with_damage_inside_is_cut_before_it(tmp_path: Path, samples: lis
 
 
 def test_no_clip_is_written_twice(tmp_path: Path, samples: list[bytes]) -> None:
-    writer = ShardWriter(tmp_path, 10**9)
+    writer = ShardWriter(tmp_path)
+    writer.turn("shard-000000")
     writer.append(samples[0])
     with pytest.raises(ValueError, match="already"):
         writer.append(samples[0])
 
 
 def test_a_full_disk_leaves_whole_samples(tmp_path: Path, samples: list[bytes]) -> None:
-    writer = ShardWriter(tmp_path, 10**9)
+    writer = ShardWriter(tmp_path)
+    writer.turn("shard-000000")
     writer.append(samples[0])
     with small_disk(len(samples[0]) + 1000), pytest.raises(StellaError, match="free some space and run again"):
         writer.append(samples[1])

@@ -74,6 +74,8 @@ def test_augmentation_changes_pictures_and_sound_from_epoch_to_epoch() -> None:
     assert ids([first, second]) == [[0, 1, 2, 3]] * 2
     for other in (second, plain):
         assert not torch.equal(first.video, other.video) and not torch.equal(first.audio, other.audio)
+    [cropped, _] = Stream({"a": videos(4)}, replace(CONFIG, shuffle=False, augment="crop"))
+    assert not torch.equal(cropped.video, plain.video) and torch.equal(cropped.audio, plain.audio)
 
 
 def test_the_number_of_workers_changes_no_number() -> None:

@@ -12,6 +12,7 @@ import pytest
 from helpers.processes import alive, wait_for
 
 from stella.data import workers
+from stella.data.stream import StreamConfig
 from stella.data.workers import Done, Lost, Pool, not_counted
 from stella.errors import StellaError
 
@@ -75,6 +76,7 @@ def test_waiting_for_a_network_is_not_the_clip_s_fault(monkeypatch: pytest.Monke
 
 def test_workers_that_were_stopped_with_this_process_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-Z: for as long, nobody looked at them."""
+    assert StreamConfig().time_limit / 4 > workers.AWAY  # a stop as long as the limit must be seen
     monkeypatch.setattr(workers, "AWAY", 0.6)
     with closing(Pool(wait, 1, 1, 1.0)) as pool:
         pool.submit(0, "clip")

@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from helpers.media_files import CLIPS, write_video
+from helpers.media_files import CLIPS, level_frame, tone, write, write_video
 from helpers.phone import phone_files
 from helpers.videos import Videos
 from typer.testing import CliRunner
@@ -17,7 +17,7 @@ from stella.data.folder import Folder
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.embed import Model
-from stella.embed.film import write_film
+from stella.embed.film import _copy_sound, write_film
 from stella.embed.matching import train_matching
 from stella.errors import StellaError
 from stella.evaluate.matching import auc, pointing, regions
@@ -109,6 +109,25 @@ def test_the_film_has_the_map_over_it_and_keeps_its_sound(
     before, after = (of_sound(each) for each in (path, tmp_path / "heat.mp4"))
     length = min(len(before), len(after))
     assert length > 38_000 and np.corrcoef(before[:length], after[:length])[0, 1] > 0.9
+
+
+def test_a_film_has_at_most_25_frames_a_second(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stella.embed.film.SHORT_SIDE", 48)
+    path = write(tmp_path / "fast.mp4", [level_frame(n) for n in range(50)], tone(1, 16_000), fps=50)
+    assert write_film(model, model.localise(path), path, tmp_path / "heat.mp4") == 25
+
+
+def test_the_sound_of_a_film_begins_where_the_file_begins(tmp_path: Path) -> None:
+    """A file's clock may begin anywhere, as that of a recorded broadcast."""
+    frames, sound = [level_frame(n) for n in range(25)], tone(1, 48_000)
+    times = [2 + n / 25 for n in range(25)]
+    path = write(tmp_path / "a.mkv", frames, sound, times=times, rate=48_000, audio_start=2.0)
+    with av.open(str(tmp_path / "film.mkv"), "w") as film:
+        _copy_sound(path, film, film.add_stream("aac", rate=48_000, layout="stereo"))
+    with av.open(str(path)) as before, av.open(str(tmp_path / "film.mkv")) as after:
+        assert before.start_time > 1e6
+        first = next(after.decode(audio=0))
+        assert float(first.pts * first.time_base) == pytest.approx(0, abs=0.1)
 
 
 def of_sound(path: Path) -> np.ndarray:

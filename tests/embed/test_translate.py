@@ -76,6 +76,18 @@ def test_the_way_between_two_states_leads_over_those_with_the_same_clips(
         assert near.min() > 0.999, (here, there)
 
 
+def test_what_no_clip_shows_is_not_turned(tmp_path: Path) -> None:
+    """Of six directions clips show three, in which all is turned."""
+    turn, axes = torch.eye(6), torch.linalg.qr(unit(6, 6, 4)).Q.float()
+    turn[:3, :3] = torch.linalg.qr(unit(3, 3, 5)).Q.float()
+    for number, each in enumerate((torch.eye(6), turn), 1):
+        (folder := tmp_path / "rounds" / f"{number:06d}").mkdir(parents=True)
+        both = F.pad(unit(200, 3, 9).float(), (0, 3)) @ each @ axes
+        Measured(f"state {number}", [str(i) for i in range(200)], both, both).write(folder / "embeddings.pt")
+    found = translation(tmp_path, "state 1", "state 2")
+    assert torch.allclose(axes[3:] @ found, axes[3:], atol=1e-5)
+
+
 def test_states_without_common_clips_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StellaError, match="has not kept how its states"):
         translation(tmp_path, "new", "old")

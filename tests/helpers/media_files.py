@@ -37,10 +37,14 @@ def write(
     audio_options: dict[str, str] | None = None,
     layout: str = "mono",
     audio_start: float = 0.0,
+    audio_lead: float = 0.0,
 ) -> Path:
-    """Pictures [H, W, 3] at `times` (or at a fixed rate) and audio float32 [channels, S] into a file of any kind."""
+    """Pictures [H, W, 3] at `times` (or at a fixed rate) and audio float32 [channels, S] into a file of any kind.
+
+    Audio packets stand `audio_lead` seconds before the pictures of their time.
+    """
     packets: list[Any] = []
-    with av.open(str(path), "w") as out:
+    with av.open(str(path), "w", options={"max_interleave_delta": "1"} if audio_lead else {}) as out:
         if frames is not None:
             video = out.add_stream(codec, rate=Fraction(fps).limit_denominator(1000), options=options or {})
             video.height, video.width = frames[0].shape[:2]
@@ -65,7 +69,11 @@ def write(
                     frame.pts, frame.time_base = round(audio_start * rate), Fraction(1, rate)
                     packets += sound.encode(frame)
             packets += sound.encode()
-        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):  # tracks interleaved
+
+        def place(packet: Any) -> float:
+            return float(packet.dts * packet.time_base) - audio_lead * (packet.stream.type == "audio")
+
+        for packet in sorted(packets, key=place):  # tracks interleaved
             out.mux(packet)
     return path
 

@@ -16,7 +16,7 @@ from helpers.media_files import level_frame, tone, write
 
 from stella.clip import SAMPLE_RATE
 from stella.errors import ClipError, ConfigError
-from stella.media.decode import Cut, Plan, decode, read_cut
+from stella.media.decode import Cut, Plan, decode, decode_track, read_cut
 
 ALL = Plan(0.0, 10.0, 4, 48, None)
 
@@ -364,3 +364,32 @@ def test_nothing_is_said_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[
     with contextlib.suppress(ClipError):
         decode(path, ALL)
     assert capfd.readouterr() == ("", "")
+
+
+def test_sound_that_is_damaged_before_the_clip_does_not_spoil_it(tmp_path: Path) -> None:
+    """Packets before a clip are decoded for what they leave behind; the first may depend on unread ones."""
+    path = write(tmp_path / "a.mka", None, tone(3, 48000), rate=48000, audio_codec="flac")
+    with av.open(str(path)) as container:
+        early = next(p for p in container.demux(audio=0) if p.pts and p.pts * p.time_base > 0.7)
+    path.write_bytes(path.read_bytes().replace(bytes(early), bytes(early)[:9] + bytes(early.size - 9)))
+    sound = decode_track(path, Plan(1.0, 1.0), "audio")
+    assert len(sound) == SAMPLE_RATE and sound.abs().max() > 0.4
+    with pytest.raises(ClipError, match="damaged audio"):
+        decode_track(path, Plan(0.5, 1.0), "audio")
+
+
+def test_a_file_whose_sound_is_all_stored_first_is_read_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a seek there is no sound at all, as where a muxer wrote one track after the other."""
+    path = write(tmp_path / "a.mkv", counting(350), tone(14, 16000), options={"g": "10"})
+    plan, plain, reads = Plan(12.0, 1.0, 3, 48, None), Cut._demux, itertools.count()
+    whole = decode(path, plan)
+
+    def demux(self: Cut) -> Any:
+        sought = next(reads) < 2
+        return (packet for packet in plain(self) if not (sought and packet.stream is self.audio))
+
+    monkeypatch.setattr(Cut, "_demux", demux)
+    clip = decode(path, plan)
+    assert next(reads) == 3 and clip.audio.equal(whole.audio) and clip.video.equal(whole.video)

@@ -62,6 +62,17 @@ def test_a_window_is_the_clip_that_decode_cuts_out(phones: dict[str, Path], name
     assert all(w.start <= w.times[0] < w.times[-1] < w.end for w in of(found, "video"))
 
 
+@pytest.mark.parametrize(("suffix", "lead"), [("mkv", 0.8), ("mkv", 2.0), ("mkv", 6.0), ("ts", 0.8), ("ts", 2.0)])
+def test_sound_that_is_stored_ahead_of_the_pictures_is_not_lost(tmp_path: Path, suffix: str, lead: float) -> None:
+    path, options = tmp_path / f"a.{suffix}", {"g": "10", "preset": "ultrafast"}
+    write(path, moving(300), tone(12, 48000), options=options, rate=48000, audio_lead=lead)
+    found = of(windows(path, INPUTS), "audio")
+    assert [w.start for w in found][:12] == list(range(12))
+    for window in found:
+        audio = decode(path, INPUTS.plan(window.start)).audio
+        assert torch.equal(window.data, audio) and audio[: SAMPLE_RATE // 10].abs().max() > 0.4, window.start
+
+
 def test_one_kind_alone_gives_the_same_windows(phones: dict[str, Path]) -> None:
     both = list(windows(phones["mkv"], INPUTS))
     for kind in ("video", "audio"):
@@ -175,6 +186,15 @@ def test_a_waveform_gives_what_a_file_of_it_gives(tmp_path: Path, rate: int, cha
     for same in (audio.T, torch.from_numpy(audio), audio.astype(np.float64)):
         again = list(sound_windows(same, rate, INPUTS))
         assert all(torch.equal(a.data, b.data) for a, b in zip(arrays, again, strict=True))
+
+
+@pytest.mark.parametrize("channels", [3, 6, 8])
+def test_every_channel_of_an_array_is_heard(channels: int) -> None:
+    for channel in range(channels):
+        audio = np.zeros((channels, 16000), np.float32)
+        audio[channel] = tone(1.0, 16000)[0]
+        [window] = sound_windows(audio, 16000, INPUTS)
+        assert window.data.abs().max() == pytest.approx(0.5 / channels, rel=0.01)
 
 
 def test_integers_are_waveforms_too() -> None:

@@ -59,7 +59,8 @@ def test_shipped_weights_find_smaller_copies_of_real_videos(tmp_path: Path) -> N
 def test_shards_are_indexed_by_the_times_of_their_videos(tmp_path: Path, model: "stella.Model") -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
-    writer = ShardWriter(shards, 10**6)
+    writer = ShardWriter(shards)
+    writer.turn("shard-000000")
     for name in ("bbaf2n.mpg", "lbax4n.mpg"):
         frames, waveform = read_cut(CLIPS / name, 0.0, 2.56, 8.0, 128)
         meta = {"id": f"{name}@5.120", "source": name, "start": 5.12, "duration": 2.56, "label": "people", "task": None}

@@ -11,6 +11,7 @@ from stella.model.avm import AVM
 from stella.model.cav import CAV, preset
 from stella.model.weights import Loaded
 from stella.transfer import features
+from stella.transfer.config import features_key, transfer_config
 from stella.transfer.features import tabulate
 
 META = torch.device("meta")  # a device that is not the CPU, on every machine
@@ -42,6 +43,13 @@ def test_shared_features_are_files_whatever_the_device(tmp_path: Path, monkeypat
     assert found.columns["z"].device.type == "cpu" and (tmp_path / "f" / "z.bin").stat().st_size == 12 * 8 * 2
 
 
+def test_features_in_memory_are_not_taken_for_files(tmp_path: Path) -> None:
+    """The folder of a run that was killed may be there already."""
+    for _ in range(2):
+        found = tabulate(columns, batches(), 12, torch.device("cpu"), folder=tmp_path)
+        assert found.columns["target"].tolist() == list(range(12)) and not list(tmp_path.iterdir())
+
+
 def test_rows_are_what_was_computed() -> None:
     found = tabulate(columns, batches(), 15, torch.device("cpu"))  # 3 clips could not be used
     some = found.rows(torch.tensor([7, 0]))
@@ -51,6 +59,16 @@ def test_rows_are_what_was_computed() -> None:
     assert some["z"].dtype == torch.float32 and torch.equal(
         some["z"], torch.tensor([7 / 3, 0])[:, None].half().float().expand(2, 8)
     )
+
+
+def test_features_are_shared_by_runs_that_compute_the_same() -> None:
+    def key(seed: int, digest: str, *more: str) -> str:
+        config = transfer_config("classify", None, [f"seed={seed}", f"weights.digest={digest}", *more])
+        return features_key(config, "train", "clips")
+
+    assert key(0, "abc") == key(1, "abc") != key(0, "abd")
+    assert key(0, "") != key(1, "")  # random weights
+    assert key(0, "abc", "stream.augment=true") != key(1, "abc", "stream.augment=true")  # crops
 
 
 def test_a_matching_module_goes_where_its_model_goes() -> None:

@@ -64,6 +64,9 @@ def test_f_is_the_best_of_the_mean_curve() -> None:
     curves = metrics.f_curve(logits, masks)
     for rows in (slice(None), slice(3), slice(3, 6), slice(6, 7)):
         assert metrics.f_measure(curves[rows]) == pytest.approx(100 * naive_f(logits[rows], masks[rows]))
+    # A score that equals a threshold reaches it: sigmoid(0) is the 128th of 255.
+    level = metrics.f_curve(torch.tensor([[[0.0, -9.0]]]), torch.tensor([[[True, False]]]))[0]
+    assert level[127] == pytest.approx(1) and level[128] == 0
     # Without any object it is 0, as in the reference.
     assert metrics.f_measure(metrics.f_curve(logits, torch.zeros_like(masks))) == 0
     # The best of the mean, not the mean of the best: two pictures whose best thresholds differ.

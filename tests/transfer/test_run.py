@@ -17,11 +17,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import stella
-from stella.clip import Batch
+from stella.clip import Batch, names_of
 from stella.data.config import data_config
 from stella.data.pack import pack
 from stella.data.scenes import Scenes, ScenesConfig
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 from stella.files import read_json, read_lines
 from stella.model import weights
 from stella.model.avm import AVM
@@ -148,6 +148,37 @@ def test_features_of_a_frozen_backbone_are_computed_once(file: Path, tmp_path: P
     monkeypatch.setattr(Classify, "columns_of", counted)
     go("classify", file, tmp_path, "stream.epochs=4")
     assert sorted(seen.values()) == [6, 8, 8, 12]  # six test clips once more, for the picture
+
+
+def test_shared_features_tell_every_run_which_clips_were_skipped(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ScenesConfig.downstream
+
+    class Holed:
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+        def __len__(self) -> int:
+            return len(self.source)
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise ClipError("file", "damaged video", "fetch it again")
+            return self.source[index]
+
+        def class_of(self, index: int) -> str | None:
+            return names_of(self.source, [index])[0]
+
+    def downstream(self: ScenesConfig, task: str) -> Any:
+        parts = plain(self, task)
+        return replace(parts, train=Holed(parts.train))
+
+    monkeypatch.setattr(ScenesConfig, "downstream", downstream)
+    for run in ("first", "second"):
+        end = go("classify", file, tmp_path / run, f"features={tmp_path / 'features'}").end
+        assert end["skipped"] == {"damaged video": 1}
+        assert [line["id"] for line in read_lines(tmp_path / run / "skipped.jsonl")] == ["train/3"]
 
 
 @pytest.mark.parametrize("task", ["classify", "segment"])
@@ -323,6 +354,41 @@ def test_what_cannot_be_is_refused(task: str, more: tuple[str, ...], sentence: s
 def test_a_source_without_masks_serves_no_segmentation() -> None:
     with pytest.raises(StellaError, match="has no ground truth for segment"):
         data_config({"source": "folder", "path": "x"}).downstream("segment")
+
+
+def test_defaults_on_public_data_are_the_papers() -> None:
+    """Tab. 6: epochs, warm-up, batch, rate, decay; which augmentation; a backbone sees another crop in every epoch."""
+    expected = {
+        "retrieval": (15, 0, 48, 1e-4, 5e-7, True, False),
+        "classify": (10, 0, 48, 1e-4, 5e-7, True, True),
+        "segment": (20, 3, 48, 5e-4, 5e-6, "crop", True),
+        "events": (15, 2, 12, 1e-3, 5e-6, "crop", True),
+    }
+    for task, values in expected.items():
+        c = transfer_config(task, {"source": "folder", "path": "x"})
+        s, t = c.stream, c.train
+        found = (s.epochs, c.warmup_epochs, s.batch_size, t.lr, t.weight_decay, s.augment, c.head.frozen)
+        assert found == values and c.views == 0, task
+    for subset, weight in (("s4", 0.0), ("ms3", 0.5)):
+        data = {"source": "avsbench", "path": "x", "subset": subset}
+        assert transfer_config("segment", data).head.align == weight
+    assert transfer_config("segment", data, ["head.align=0.1"]).head.align == 0.1
+
+
+def test_without_kept_views_every_epoch_has_another_crop(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    seen: list[torch.Tensor] = []
+    plain = Classify.columns_of
+
+    def noted(self: Classify, batch: Any, source: Any) -> Any:
+        seen.append(batch.video[batch.ids.argsort()])
+        return plain(self, batch, source)
+
+    monkeypatch.setattr(Classify, "columns_of", noted)
+    more = ("views=0", "stream.augment=true", "stream.epochs=3", "stream.batch_size=12")
+    done = trained("classify", file, tmp_path, *more)
+    train = [video for video in seen if len(video) == 12]
+    assert done.task.table is None and len(train) == 3
+    assert not any(torch.equal(a, b) for a, b in ((train[0], train[1]), (train[1], train[2])))
 
 
 def test_views_are_other_crops_and_sounds_of_the_same_clips(file: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def test_only_frames_with_a_known_mask_are_trained_on_and_judged(model: CAV) -> 
     some.video[0, 1, 4] = 255
     columns = task.columns_of(some, task.source)
     assert columns["known"].tolist() == [[False, True, False, False], [False] * 4]
+    assert torch.equal(columns["mask"], some.video[:, :, 3] > 127)  # a crop blurs the border of a mask
     with torch.no_grad():
         before = task.objective_of(columns)["cross_entropy"]
         columns["mask"][1] ^= True
@@ -164,8 +166,14 @@ def test_a_test_clip_is_judged_by_the_mean_over_four_windows(model: CAV) -> None
         "scores": torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.9, 0.1], [0.6, 0.4]]),
     }
     assert task.figures(judged)["accuracy"] == 50  # clip 0 is right on average, clip 1 is not
+
+
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_class_without_training_clips_is_refused_before_the_first_step(model: CAV, part: str) -> None:
+    parts = Parts(Cut(), Cut(), Cut(), ("a", "b"))
+    other = [Clip("", torch.empty(0), torch.empty(0), Labels("c"))]
     with pytest.raises(StellaError, match="no training clip has the class c"):
-        task.targets(torch.tensor([0]), [Clip("", torch.empty(0), torch.empty(0), Labels("c"))])  # type: ignore[arg-type]
+        Classify(model, replace(parts, **{part: other}), Options(), 0)
 
 
 def test_retrieval_measures_what_evaluation_measures(model: CAV) -> None:
@@ -233,17 +241,17 @@ def test_tenths_are_clips_of_their_own() -> None:
 
 def test_ceilings_are_what_their_names_say() -> None:
     config = ScenesConfig(tasks=("task1", "task2"), clips=24, eval_clips=8)
-    found = ceilings("classify", config.downstream("classify"))
+    found = ceilings("classify", config.downstream("classify"), 84)
     assert found == {"chance": 12.5, "majority": 12.5}
     parts = config.downstream("events")
     names = Counter(names_of(parts.test, range(len(parts.test))))
-    found = ceilings("events", parts)
+    found = ceilings("events", parts, 84)
     assert found["majority"] == 100 * names[BACKGROUND] / len(parts.test) and found["class"] > 40
-    found = ceilings("segment", config.downstream("segment"))
+    found = ceilings("segment", config.downstream("segment"), 84)
     assert found["empty"] == 0 and 5 < found["constant"] < 40 and found["class"] > 0
-    found = ceilings("localise", config.downstream("localise"))
+    found = ceilings("localise", config.downstream("localise"), 84)
     assert 5 < found["disc"] < 40 and set(found) == {"disc", "constant", "class"}
-    assert ceilings("retrieval", config.downstream("retrieval"))["chance"] == pytest.approx(100 * 16 / 3 / 16)
+    assert ceilings("retrieval", config.downstream("retrieval"), 84)["chance"] == pytest.approx(100 * 16 / 3 / 16)
     cues = class_cues()
     assert cues["look"] == pytest.approx(100 / 3) and cues["sound"] == 50
 
@@ -305,5 +313,34 @@ class Broken:
 
 
 def test_bad_clips_do_not_stop_ceilings() -> None:
-    found = ceilings("segment", Parts(Broken(), Broken(), Broken()))
+    found = ceilings("segment", Parts(Broken(), Broken(), Broken()), 8)
     assert found["constant"] == 100 and found["empty"] == 0
+
+
+class Wide:
+    """Clips of two aspect ratios: the mask is at the centre of one, and outside the centre square of the other."""
+
+    def __init__(self, clips: int) -> None:
+        self.clips = clips
+
+    def __len__(self) -> int:
+        return self.clips
+
+    def __getitem__(self, index: int) -> Clip:
+        height, width = ((8, 16), (16, 8))[index % 2]
+        mask = torch.zeros(1, height, width)
+        mask[0, 2:6, 6:10] = 1.0
+        if height > width:
+            mask = mask.roll(-4, 1)
+        video = torch.zeros(1, 3, height, width, dtype=torch.uint8)
+        return Clip(str(index), video, torch.ones(800), Labels("a", mask=mask))
+
+
+def test_masks_of_any_shape_are_cropped_as_for_the_model() -> None:
+    found = ceilings("localise", Parts(Wide(2), Wide(0), Wide(2)), 8)
+    assert found == {"disc": pytest.approx(75, abs=25), "constant": 100, "class": 100}
+    assert ceilings("segment", Parts(Wide(2), Wide(0), Wide(2)), 8)["empty"] == 50  # nothing is left of one mask
+
+
+def test_nothing_is_fitted_without_clips_to_train_on() -> None:
+    assert set(ceilings("localise", Parts(Wide(0), Wide(0), Wide(2)), 8)) == {"disc"}

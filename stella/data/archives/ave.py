@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-
-from stella.clip import BACKGROUND, SAMPLE_RATE, Clip, Labels
-from stella.data.archives.base import ArchiveConfig, first_existing, heard, read_list, repeated
+from stella.clip import BACKGROUND, Clip, Labels
+from stella.data.archives.base import ArchiveConfig, first_existing, read_list, repeated
 from stella.data.downstream import Parts
 from stella.errors import StellaError, number_of, require
 from stella.media.decode import Plan, decode
@@ -33,7 +31,7 @@ class AVEConfig(ArchiveConfig):
     """`Annotations.txt` (with a header or without), `AVE/ID.mp4`, and a split: `trainSet.txt` … or `train_order.h5` …
 
     Classes are numbered in the order of their first appearance, background is the last. A clip is one second of a
-    video, with silence before and after it.
+    video. Its spectrogram is padded with zeros on both sides, before normalisation, as in the authors' release.
     """
 
     source: Literal["ave"] = "ave"  # a public data set
@@ -124,13 +122,10 @@ class Seconds:
 
     def __getitem__(self, index: int) -> Clip:
         event, second = self.events[index // SECONDS], index % SECONDS
-        path = self.folder / f"{event.video}.mp4"
-        clip = decode(path, Plan(float(second), 1.0, self.plan.frames, self.plan.size, None))
-        sound = heard(clip.audio, path) if event.begin <= second < event.end else clip.audio  # background may be silent
-        padded = torch.zeros(round(self.plan.duration * SAMPLE_RATE))
-        first = (len(padded) - SAMPLE_RATE) // 2
-        padded[first : first + len(sound)] = sound
-        return Clip(f"{event.video}/{second}", clip.video, padded, self.labels(index))
+        clip = decode(
+            self.folder / f"{event.video}.mp4", Plan(float(second), 1.0, self.plan.frames, self.plan.size, None)
+        )
+        return Clip(f"{event.video}/{second}", clip.video, clip.audio, self.labels(index), centred=True)
 
     def labels(self, index: int) -> Labels:
         return Labels(self.class_of(index))

@@ -1,21 +1,25 @@
 """What the readers of public data sets share: their config, clips listed in files, and how those files are read."""
 
-import csv
 import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from stella.clip import MIDDLE, Clip, Device, Labels, Origin, Source
+from stella.data.archives.members import archive_of, is_tar, list_videos, readable
 from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES, size_of
 from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
 from stella.errors import ClipError, StellaError
+from stella.files import table_of, text_of
 from stella.media.decode import Plan, decode, read_duration
 from stella.media.inputs import Inputs, time_steps, with_margin
+from stella.media.odd import silent
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class ArchiveConfig(SourceConfig):
     """A public data set below `path`. Its own splits are the parts; `serves` are its downstream tasks."""
 
     least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
+    paths: ClassVar[tuple[str, ...]] = ("path",)
     serves: ClassVar[tuple[str, ...]] = ()
 
     path: str = ""  # folder of the data set
@@ -36,9 +41,6 @@ class ArchiveConfig(SourceConfig):
         self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
         if not self.path:
             raise StellaError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
-
-    def absolute(self) -> Self:
-        return replace(self, path=str(Path(self.path).absolute()))
 
     @property
     def root(self) -> Path:
@@ -86,7 +88,9 @@ class Item:
 
 
 class Videos:
-    """Clips in video files, one for each item."""
+    """Clips in video files, one for each item. A path may lead into a tar archive: ARCHIVE.tar/NAME."""
+
+    sounding: ClassVar[bool] = True  # clips of a muted track are skipped
 
     def __init__(self, items: Sequence[Item], plan: Plan) -> None:
         self.items, self.plan = list(items), plan
@@ -100,8 +104,10 @@ class Videos:
     def clip(self, index: int, window: float) -> Clip:
         item, plan = self.items[index], self.plan
         taken = Plan(self.start(index), plan.duration, plan.frames, plan.size, plan.span)
-        clip = decode(item.path, taken, window=window)
-        return Clip(item.id, clip.video, heard(clip.audio, item.path), self.labels(index))
+        with readable(item.path) as path:
+            clip = decode(path, taken, window=window)
+        audio = heard(clip.audio, item.path) if self.sounding else clip.audio
+        return Clip(item.id, clip.video, audio, self.labels(index))
 
     def start(self, index: int) -> float:
         """Where the clip starts in its file, in seconds."""
@@ -120,53 +126,45 @@ class Videos:
         return Origin(self.items[index].id, str(self.items[index].path))
 
     def stamp(self, index: int) -> str:
-        return size_of(self.items[index].path)
+        path = self.items[index].path
+        return size_of(archive_of(path) or path)
 
     def seconds(self, index: int) -> float | None:
-        whole = read_duration(self.items[index].path)
+        with readable(self.items[index].path) as path:
+            whole = read_duration(path)
         return None if whole is None else whole - self.start(index)
 
 
-def heard(audio: Any, path: Path) -> Any:
+def heard(audio: Tensor, path: Path) -> Tensor:
     """The waveform, unless it is silent from beginning to end."""
-    if not bool((audio != 0).any()):
+    if silent(audio):
         raise ClipError(path, "silent audio", "leave this clip out")
     return audio
 
 
 def find_named(folder: Path) -> dict[str, Path]:
-    """The video files below a folder by their name without its suffix."""
+    """The videos below a folder, in files or in tar archives, by their name without its suffix."""
     if not folder.is_dir():
         raise StellaError(f"{folder} is not a folder; check data.path")
-    return {path.stem: path for path in sorted(folder.rglob("*")) if path.suffix.lower() in VIDEO_SUFFIXES}
+    files = sorted(folder.rglob("*"))
+    videos = [archive / name for archive in files if is_tar(archive.name) for name in list_videos(archive).videos]
+    videos += [path for path in files if path.suffix.lower() in VIDEO_SUFFIXES]
+    return {path.stem: path for path in videos}
 
 
 def read_table(path: Path) -> list[list[str]]:
     """The rows of a CSV file, without empty ones."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            return [row for row in csv.reader(text, skipinitialspace=True) if row]
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise StellaError(f"{path} is not a CSV file in UTF-8 ({error}); fetch it again") from error
+    return [row for row in table_of(path) if row]
 
 
 def read_list(path: Path) -> list[str]:
     """The lines of a text file, without empty ones."""
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
-    except UnicodeDecodeError as error:
-        raise StellaError(f"{path} is not text in UTF-8 ({error}); fetch it again") from error
+    return [line.strip() for line in text_of(path).splitlines() if line.strip()]
 
 
 def read_tree(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StellaError(f"{path} cannot be read ({error.strerror}); check data.path") from error
+        return json.loads(text_of(path))
     except ValueError as error:
         raise StellaError(f"{path} is not JSON ({error}); fetch it again") from error
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from stella.clip import Device, Source
 from stella.data.accounts import LISTED
@@ -21,7 +21,7 @@ from stella.data.shards import Entry, Shards, stated_seconds
 from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
 from stella.data.views import join, part
 from stella.errors import ConfigError, StellaError, number_of
-from stella.files import absolute, is_address, read_json
+from stella.files import is_address, read_json
 from stella.media.decode import Plan
 from stella.media.inputs import Inputs
 
@@ -47,7 +47,9 @@ class Known:
 
 
 class Listed(Videos):
-    """Clips of a list in files that may be whole videos."""
+    """Clips of a list in files that may be whole videos. Muted ones are kept, as shards of them keep them."""
+
+    sounding: ClassVar[bool] = False
 
     def __init__(self, items: Sequence[Item], plan: Plan, rows: Sequence[tuple[Row, int]]) -> None:
         super().__init__(items, plan)
@@ -64,7 +66,7 @@ class ListedConfig(SizedConfig):
     lists: ClassVar[tuple[str, ...]] = VGGSOUND
     benchmark: ClassVar[str | None] = None  # whose tasks they are sorted into, and whose rules hold; none: one task
 
-    paths: ClassVar[tuple[str, ...]] = ("path",)  # keys that are paths
+    paths: ClassVar[tuple[str, ...]] = ("path",)
 
     path: str = ""  # shards made with `stella prepare --csv`, or a folder of videos with the list in it
 
@@ -79,11 +81,6 @@ class ListedConfig(SizedConfig):
     def task_classes(self) -> dict[str, Sequence[str]]:
         """The tasks in the paper's order with their classes; one task takes all classes."""
         return dict(tasks_of(self.benchmark)) if self.benchmark in TASKED else {ONLY_TASK: ()}
-
-    def absolute(self) -> Self:
-        given = {name: path for name in self.paths if (path := getattr(self, name)) is not None}
-        changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
-        return replace(self, **changes)
 
     def following(self, inputs: Inputs | None) -> Self:
         """Without weights a clip takes the seconds that shards say they hold."""

@@ -62,11 +62,15 @@ def _plain(name: str) -> PurePosixPath:
     return PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("/", "//", "..")))
 
 
+def archive_of(path: Path) -> Path | None:
+    """The tar archive of ARCHIVE.tar/NAME; None for other paths."""
+    return next((each for each in path.parents if is_tar(each.name) and each.is_file()), None)
+
+
 @contextmanager
 def readable(path: Path) -> Iterator[Path]:
     """A path that can be opened: the path itself, or for ARCHIVE.tar/NAME that of a copy in memory."""
-    archive = next((each for each in path.parents if is_tar(each.name) and each.is_file()), None)
-    if archive is None:
+    if (archive := archive_of(path)) is None:
         yield path
         return
     place = list_videos(archive).videos.get(path.relative_to(archive).as_posix())

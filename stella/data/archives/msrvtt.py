@@ -12,7 +12,7 @@ from stella.errors import StellaError, number_of
 
 @dataclass(frozen=True)
 class MSRVTTConfig(ArchiveConfig):
-    """`videos/all/videoN.mp4` (or anywhere below `path`), and the lists of a split, or the original annotations.
+    """`videos/all/videoN.mp4` (anywhere below `path`, or in a tar), and the lists of a split, or the annotations.
 
     Videos without a sound are skipped and counted. A tenth of the training list chooses the best model.
     """

@@ -19,7 +19,7 @@ TASKED = ("continual-vs", "continual-as")
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a list: a clip of ten seconds."""
+    """A line of a list: a clip of ten seconds, or of fewer where AudioSet says so."""
 
     number: int  # among the rows of all lists
     video: str  # on YouTube
@@ -27,6 +27,7 @@ class Row:
     classes: tuple[str, ...]
     split: str  # train or test
     nth: int = 0  # among the rows of its first class and split, from 0
+    seconds: float = SECONDS
 
     @property
     def id(self) -> str:
@@ -35,8 +36,8 @@ class Row:
     @property
     def cut_names(self) -> tuple[str, ...]:
         """The names of files that hold this clip alone: ID_START6, ID_START_END in milliseconds, ID_END."""
-        begin, end = round(self.start * 1000), round((self.start + SECONDS) * 1000)
-        return self.id, f"{self.video}_{begin}_{end}", f"{self.video}_{self.start + SECONDS:.3f}"
+        end = self.start + self.seconds
+        return self.id, f"{self.video}_{round(self.start * 1000)}_{round(end * 1000)}", f"{self.video}_{end:.3f}"
 
 
 @cache
@@ -111,15 +112,15 @@ def _vggsound_test(row: Sequence[str]) -> Row | None:
 
 
 def _audioset(file: Path, names: dict[str, str], split: str, row: Sequence[str]) -> Row | None:
-    seconds = _number(row[1]) if len(row) >= 4 else None
-    if seconds is None:
+    start, end = (_number(row[1]), _number(row[2])) if len(row) >= 4 else (None, None)
+    if start is None or end is None:
         return None
     mids = [mid.strip().strip('"') for cell in row[3:] for mid in cell.split(",")]
     if unknown := [mid for mid in mids if mid and mid not in names]:
         raise StellaError(
             f"{file} names the class {unknown[0]}, which class_labels_indices.csv lacks; fetch both again"
         )
-    return Row(0, row[0], seconds, tuple(names[mid] for mid in mids if mid), split)
+    return Row(0, row[0], start, tuple(names[mid] for mid in mids if mid), split, seconds=end - start)
 
 
 def display_names(file: Path) -> dict[str, str] | None:

@@ -56,15 +56,15 @@ def usable(box: Sequence[float]) -> bool:
 class VGGSSConfig(ArchiveConfig):
     """`vggss.json` and the videos of VGGSound below `path`, named as there. Boxes are shares of the picture.
 
-    The picture is the clip's middle, so frames are taken around it. Boxes without area are dropped, and clips without
-    a box are left out; `remarks` counts both.
+    All clips are to test on: other parts have none. The picture is the clip's middle, so frames are taken around it.
+    Boxes without area are dropped, and clips without a box are left out; `remarks` counts both.
     """
 
     source: Literal["vggss"] = "vggss"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("localise",)
 
     def part(self, name: str) -> "Boxed":
-        boxes = {file: kept for file, kept in self._boxes().items() if kept[1]}
+        boxes = {file: kept for file, kept in self._boxes().items() if kept[1]} if name == "test" else {}
         found = find_named(self.root)
         items = [Item(file, found.get(file, self.root / f"{file}.mp4"), kind) for file, (kind, _) in boxes.items()]
         return Boxed(Videos(items, self.plan), [kept for _, kept in boxes.values()])
@@ -116,8 +116,8 @@ class Boxed:
 class FlickrConfig(ArchiveConfig):
     """Flickr-SoundNet: `flickr_test.csv` (`id,frame`), `Annotations/ID.xml`, `frames/ID.jpg` and `audio/ID.wav`.
 
-    Boxes are in pixels of a 256² picture; where two annotators agree the mask is 1, where one is alone a half. A model
-    sees the one picture as all its frames.
+    All clips are to test on: other parts have none. Boxes are in pixels of a 256² picture; where two annotators agree
+    the mask is 1, where one is alone a half. A model sees the one picture as all its frames.
     """
 
     source: Literal["flickr"] = "flickr"  # a public data set
@@ -125,7 +125,8 @@ class FlickrConfig(ArchiveConfig):
 
     def part(self, name: str) -> "Stills":
         rows = without_header(read_table(first_existing(self.root, "flickr_test.csv")), "id")
-        return Stills(self.root, [row[0].strip() for row in rows], self.frames, self.duration)
+        ids = [row[0].strip() for row in rows] if name == "test" else []
+        return Stills(self.root, ids, self.frames, self.duration)
 
 
 class Stills:
