@@ -84,9 +84,11 @@ PAPER: dict[str, dict[str, Any]] = {
     "localise": _paper(1, 48, 1e-4, 0.0, augment=False),  # trains nothing
     "matching": _paper(15, 48, 1e-4, 5e-7, augment=False),
 }
+OWN = ("folder", "shards", "packed")  # a user's own clips, for which no paper sets a protocol
+KEPT: dict[str, Any] = {"views": 1, "stream": {"augment": False}}  # a frozen backbone's features are computed once
 MS3: dict[str, Any] = {"head": {"align": 0.5}}  # AVSBench's own weight of the KL term where several sources sound
 # What differs on embedded data: few clips, and rates for models of a million parameters (as in base-tiny's recipe).
-_EMBEDDED: dict[str, Any] = {"views": 1, "data": {"clips": 200, "eval_clips": 60}, "stream": {"augment": False}}
+_EMBEDDED: dict[str, Any] = KEPT | {"data": {"clips": 200, "eval_clips": 60}}
 EMBEDDED: dict[str, dict[str, Any]] = {
     "retrieval": {"data": {"clips": 1600, "eval_clips": 240}, "train": {"lr": 5e-4}},
     "classify": {"stream": {"epochs": 40}, "train": {"lr": 1e-3}},
@@ -110,6 +112,8 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
     tree = merged({"task": task}, PAPER[task])
     if is_embedded(given["data"].get("source")):
         tree = merged(merged(tree, _EMBEDDED), EMBEDDED[task])
+    if given["data"].get("source") in OWN and PAPER[task]["head"]["frozen"]:
+        tree = merged(tree, KEPT)
     if task == "segment" and given["data"].get("subset") == "ms3":
         tree = merged(tree, MS3)
     return build(TransferConfig, merged(tree, given))

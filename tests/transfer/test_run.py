@@ -365,10 +365,13 @@ def test_defaults_on_public_data_are_the_papers() -> None:
         "events": (15, 2, 12, 1e-3, 5e-6, "crop", True),
     }
     for task, values in expected.items():
-        c = transfer_config(task, {"source": "folder", "path": "x"})
+        c = transfer_config(task, {"source": "vggsound", "path": "x"})
         s, t = c.stream, c.train
         found = (s.epochs, c.warmup_epochs, s.batch_size, t.lr, t.weight_decay, s.augment, c.head.frozen)
         assert found == values and c.views == 0, task
+    own = {"source": "folder", "path": "x"}  # whose features are computed once
+    kept = [(c.views, c.stream.augment) for c in (transfer_config(task, own) for task in ("classify", "retrieval"))]
+    assert kept == [(1, False), (0, True)]
     for subset, weight in (("s4", 0.0), ("ms3", 0.5)):
         data = {"source": "avsbench", "path": "x", "subset": subset}
         assert transfer_config("segment", data).head.align == weight
