@@ -50,9 +50,10 @@ class Rendered:
 
     def __init__(self, clips: Clips, tasks: list[int], joint: bool, config: Any) -> None:
         (self.video, self.audio), self.config, self.finished_task = clips, config, None
-        total = len(self.video)
-        self.rows = torch.arange(total, device=self.video.device).view(len(TASKS), -1)[tasks].flatten()  # by id
-        each = total if joint else total // len(TASKS)
+        every = torch.arange(len(self.video), device=self.video.device).view(len(TASKS), -1)
+        self.rows = every[tasks].flatten()  # by id
+        total = len(self.rows)
+        each = total if joint else total // len(tasks)
         self.sources = [range(first, first + each) for first in range(0, total, each)]
         self._batches = self._run()
 

@@ -84,3 +84,8 @@ def test_a_run_that_is_out_of_time_may_be_made_by_another_call(
     worker = room.Worker([run], {key: ((empty, empty), (empty, empty))}, tmp_path / "out.jsonl", 0.2, None)
     worker.work(1)
     assert len(worker.jobs) == 1 and not list((tmp_path / "out.jsonl.claims").iterdir())
+
+
+def test_a_run_of_a_plan_has_the_figures_of_pretrain() -> None:
+    """Tables are made of such runs. Two tasks in another order than they are numbered, slow weights too."""
+    importlib.import_module("room").check([["er", 'data.tasks=["task4","task1"]']])
