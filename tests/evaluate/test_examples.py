@@ -9,11 +9,12 @@ import pytest
 import torch
 from helpers.noise import Noise
 
-from stella.data.stream import StreamConfig
-from stella.evaluate.examples import FOUND, QUERIES, SIDE, examples
+from stella.data.stream import StreamConfig, evaluation_batches
+from stella.evaluate.examples import FOUND, QUERIES, SIDE, _heat, examples
 from stella.evaluate.retrieval import embed, ranks
-from stella.model.avm import AVM
+from stella.model.avm import AVM, score
 from stella.model.cav import CAV, preset
+from stella.selection import importance
 
 STREAM = StreamConfig(batch_size=4, size=32, spec_frames=64)
 
@@ -46,3 +47,14 @@ def test_examples_show_what_the_evaluation_found(clips: int, queries: int) -> No
             else:
                 heat = torch.tensor(query["heat"])
                 assert heat.shape == model.config.grid_v[1:] and heat.min() >= 0 and heat.max() == 1
+
+
+def test_a_heat_map_is_the_importance_of_the_picture_for_its_sound() -> None:
+    torch.manual_seed(0)
+    model = CAV(preset("tiny", image_size=32, spec_frames=64, frames=4)).eval()
+    avm = AVM(model.config.dim, model.config.heads)
+    batch = next(evaluation_batches(Noise(0, 3), STREAM, torch.device("cpu")))
+    qk = score(model, avm, model.patches_a(batch.audio), model.patches_v(batch.video)).qk
+    by_sound = importance(qk.q_a, qk.k_v, avm.beta).view(3, *model.config.grid_v)
+    for found, want in zip(_heat(model, avm, batch), by_sound, strict=True):
+        torch.testing.assert_close(found, (want - want.min()) / (want.max() - want.min()))
