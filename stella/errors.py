@@ -26,7 +26,7 @@ def number_of(count: int, noun: str) -> str:
 class StellaError(Exception):
     """An error that a user can fix. The command line prints the message and exits with status 2."""
 
-    told = False  # the other processes of a run know that this one says it
+    told = False  # True once one process of a run has taken it upon itself to print it; the others stay silent
 
 
 class ConfigError(StellaError):

@@ -52,7 +52,7 @@ class Peers:
         return slice(start, start + counts[self.rank])
 
     def counts(self, rows: int) -> list[int]:
-        """How many rows each process has of those of which this one has so many."""
+        """How many rows every process has, given that this one has `rows`."""
         return [rows]
 
     def wanted(self, rows: int) -> int:

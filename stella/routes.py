@@ -13,8 +13,8 @@ class Route:
     """Row `at[i]` of process `owner[i]` goes to process `to[i]` (negative: nowhere).
 
     All three are int64, on the device of the rows, and the same in all processes. Every process sends one message to
-    each of the others. It has exactly the rows that go there, for which the host waits until the device knows their
-    number. Where steps are recorded (`peers.static`), all messages have the same size instead, so that no host waits.
+    each of the others. Messages have exact sizes, so the host waits for the counts. Where steps are recorded
+    (`peers.static`), all messages have one fixed size, and no host waits.
     Rows that find no place in their message, once in 10⁹ times (`message`), are known to all processes (`fits`).
     """
 

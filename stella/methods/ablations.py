@@ -14,7 +14,7 @@ from stella.model.cav import CAVConfig, Patches
 
 @dataclass(frozen=True)
 class AblationConfig(DERppConfig):
-    # Again, since what is told of it differs: the paper runs these on Continual-VS alone.
+    # Repeated so that its help text does not mention Continual-AS, on which the paper does not run these.
     alpha: float = 0.5  # weight of the penalty
     keep_ratio: float = 0.5  # ρ, share of the patches kept, both modalities
 

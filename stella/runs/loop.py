@@ -1,9 +1,4 @@
-"""A run from its configuration to its result, in a folder from which it can be resumed at any moment.
-
-Resume is exact because of the order of writes. A checkpoint holds everything that a step depends on, and the length of
-metrics.jsonl. At the end of a task it is written *before* the evaluation, which has no state: whatever a kill
-interrupts is repeated with the same outcome.
-"""
+"""A run from its configuration to its result, in a folder from which it can be resumed (`training.py`)."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress

@@ -122,7 +122,7 @@ class World(Peers):
         return Part(video, audio, ids, Layout(counts, whole=True))
 
     def layout(self, rows: int) -> Rows:
-        """Which rows these are, of which this process has so many: the batch's, those of the last draw, or both."""
+        """The set of which this process has `rows` rows: the batch, the last draw, or both."""
         sets, ambiguous = _sets(self.here.batch, self.here.drawn)
         found = [each for each in sets if each.counts[self.rank] == rows]
         if ambiguous:  # to some process; so all tell their numbers

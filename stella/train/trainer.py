@@ -1,6 +1,7 @@
 """The training loop of all methods: batches in, steps out. Only this file calls backward, steps or casts.
 
-(Two exceptions take gradients without a step: `fast/early.py`, and virtual steps in `methods/virtual.py`.)
+(Others take gradients without a step: `fast/early.py`, virtual steps in `methods/virtual.py` and `train/shards.py`;
+`embed/matching.py` trains a module of its own.)
 
 A step with a non-finite loss or gradient is skipped: weights, moving averages, optimiser, memory and the method's
 buffers stay as they were. The device decides that. On a GPU the host runs ahead and learns of a skipped step later, at
@@ -47,7 +48,7 @@ class Counters:
     skipped_in_a_row: int = 0
 
 
-OFTEN = 200  # short batches of a size before it is compiled; it takes about as many to gain what compiling costs
+OFTEN = 200  # steps with a short batch size before it is compiled; fewer do not repay compiling
 
 
 class Meter:
