@@ -106,8 +106,8 @@ def _model(row: Any) -> str:
     return f"{plain(row.origin) or 'unknown'}, version {row.fingerprint[:12]}, D = {row.dim}" if row else "none"
 
 
-def write_found(found: Found, out: Path) -> None:
-    """The page: it plays the files from where they are, so it works as long as they stay there."""
+def write_found(found: Found, out: Path, caveat: str = "") -> None:
+    """The page: it plays the files from where they are, so it works as long as they stay. `caveat` is of the model."""
     out.parent.mkdir(parents=True, exist_ok=True)
     style = TEMPLATES.get_template("page.css").render() + TEMPLATES.get_template("found.css").render()
     query = found.query
@@ -125,6 +125,7 @@ def write_found(found: Found, out: Path) -> None:
         asked=asked_in_words(found),
         hits=[_card(hit, out) for hit in found.hits],
         note=found.note,
+        caveat=caveat,
     )
     write_text(out, text)
 

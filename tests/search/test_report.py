@@ -105,5 +105,23 @@ def test_the_page_plays_the_files_and_escapes_their_names(folder: Path) -> None:
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
 
 
+def test_what_shipped_weights_do_not_know_is_said_once_and_of_real_files_alone(folder: Path) -> None:
+    says = "base-small knows rendered scenes, not the world, so its answers about these clips mean little"
+    (folder / "src" / "bell.wav").rename(folder / "bell.wav")
+    for number, video in enumerate(sorted((folder / "src").rglob("*.mp4"))):
+        video.rename(folder / "src" / f"scenes-0-task1-eval-{number:06d}.mp4")
+    ask = ["search", "index", "src/scenes-0-task1-eval-000000.mp4", "--page", "found.html"]
+    scenes = [run.invoke(app, ["index", "src", "index", "--model", "base-small"]), run.invoke(app, ask)]
+    assert all(done.exit_code == 0 and "scenes, not the world" not in done.output for done in scenes)
+    assert "not the world" not in (folder / "found.html").read_text()
+    assert says in run.invoke(app, ["search", "index", "bell.wav"]).output  # a query that is none
+    (folder / "bell.wav").rename(folder / "src" / "bell.wav")
+    made = run.invoke(app, ["index", "index"]).output
+    assert f"{says}; let it learn from your videos: stella learn HOME SRC model.weights=base-small, then" in made
+    assert run.invoke(app, ask).output.count(says) == 1 == (folder / "found.html").read_text().count(says)
+    run.invoke(app, ["index", "index", "--refresh", "--model", "other"])
+    assert "not the world" not in run.invoke(app, ask).output
+
+
 def test_times_in_words() -> None:
     assert [clock(t) for t in (0, 12.46, 59.99, 3723.04)] == ["0:00.0", "0:12.5", "1:00.0", "1:02:03.0"]

@@ -254,6 +254,7 @@ def test_the_state_says_what_there_is(client: TestClient, index: "stella.Index")
     assert (state["files"], state["bad"], state["windows"]) == (found.files["ok"], 1, found.windows)
     assert state["bad_files"] == [{"name": "more/text.mp4", "reason": "not a media file"}]
     assert state["folders"] == ["videos"] and state["model"]["name"] == "base-tiny" and state["stale"] == ""
+    assert state["caveat"].startswith("base-tiny knows rendered scenes, not the world")
     assert state["learner"] is False and client.get("/api/learner").status_code == 404
 
 

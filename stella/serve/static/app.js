@@ -296,6 +296,8 @@ async function showState() {
   const state = await answer(fetch("/api/state"));
   limits = state.limits;
   note(state.stale);
+  by("caveat").hidden = !state.caveat;
+  by("caveat").textContent = state.caveat ? `${state.caveat}.` : "";
   by("about").textContent = `${counted(state.files, "file")} · ${counted(state.windows.video + state.windows.audio, "moment")}`;
   const facts = {
     Folders: state.folders.join(", ") || "none",
