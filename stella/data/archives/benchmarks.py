@@ -80,6 +80,10 @@ class ListedConfig(SizedConfig):
         """The tasks in the paper's order with their classes; one task takes all classes."""
         return dict(tasks_of(self.benchmark)) if self.benchmark in TASKED else {ONLY_TASK: ()}
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.tasks or tuple(self.task_classes())
+
     def absolute(self) -> Self:
         given = {name: path for name in self.paths if (path := getattr(self, name)) is not None}
         changes: dict[str, Any] = {name: absolute(path) for name, path in given.items()}
