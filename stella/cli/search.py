@@ -63,7 +63,6 @@ def index(
     ] = False,
 ) -> None:
     """Make a folder searchable, or bring its index up to date. Stop it at any time and run it again."""
-    from stella.model.weights import shipped
     from stella.report.found import state_table
     from stella.search.index import Index
 
@@ -85,12 +84,9 @@ def index(
         _list_bad(found, SHOWN_BAD)
         say(str(done))
         _list_passed_over(done, root)
-        if done.counts.added and (name := found.serving().origin) in shipped():
-            say(
-                f"{name} knows rendered scenes, not the world; let it learn from your videos, "
-                f"stella learn HOME SRC model.weights={name}, then stella index {root} --refresh --model HOME",
-                "yellow",
-            )
+        if done.counts.added and (caveat := found.caveat()):
+            learn = f"stella learn HOME SRC model.weights={found.serving().origin}"
+            say(f"{caveat}: {learn}, then stella index {root} --refresh --model HOME", "yellow")
     if compact:
         say(f"{number_of(found.compact(), 'row')} of dropped windows removed")
     if faiss:
@@ -141,9 +137,11 @@ def search(
     from stella.search.index import Index
 
     asked = {"to": to, "by": by, "path": path, "label": label, "merge": not all_windows}
-    found = Index(index).search(query, k, **asked, model=model, device=device, faiss=faiss)  # type: ignore[arg-type]
+    there = Index(index)
+    found = there.search(query, k, **asked, model=model, device=device, faiss=faiss)  # type: ignore[arg-type]
+    caveat = there.caveat(found.query.file)
     if page:
-        write_found(found, page)
+        write_found(found, page, caveat)
     if as_json:
         typer.echo(json.dumps(found_tree(found), indent=2))
         return
@@ -154,5 +152,7 @@ def search(
         say("nothing found: no file passes the filters" if path or label else "nothing found: the index is empty")
     if found.note:
         say(found.note, "yellow")
+    if caveat and found.hits:
+        say(caveat, "dim")
     if page:
         say(str(page))

@@ -74,7 +74,7 @@ def localise(
     """Write the film with a heat map over it: where its sound comes from, and below it which seconds matter."""
     from stella.data.folder import Folder
     from stella.data.shards import Shards
-    from stella.embed import load
+    from stella.embed import caveat, load
     from stella.embed.film import write_film
     from stella.embed.matching import train_matching
 
@@ -95,3 +95,5 @@ def localise(
     maps = loaded.localise(video, overlap=overlap, progress=console.is_terminal)
     frames = number_of(write_film(loaded, maps, video, out), "frame")
     say(f"{out}  {frames}, {number_of(len(maps), 'window')}")
+    if line := caveat(model, [video]):
+        say(line, "dim")

@@ -77,6 +77,11 @@ class SourceConfig(ABC):
         return replace(self, **changes)
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The tasks, if the config alone tells; else nothing."""
+        return self.tasks
+
+    @property
     def label(self) -> str:
         """The kind of clips, for tables."""
         return self.source

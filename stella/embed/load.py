@@ -1,9 +1,11 @@
 """From a name to a model: `stella.load("base-small")`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+from stella.data.scenes.export import is_scene
 from stella.embed.model import Model
 from stella.errors import StellaError
 from stella.model import weights
@@ -27,6 +29,17 @@ def load(what: Path | str, device: str | torch.device | None = None) -> Model:
     name = str(what) if path.parent == weights.SHIPPED else path.parent.name if path.name == weights.FILE else path.stem
     inputs = loaded.inputs or weights.inputs_for(loaded.model.config)
     return Model(loaded.model, loaded.avm, inputs, place, name, loaded.extra, notes)
+
+
+def caveat(name: str, clips: Iterable[Path | str]) -> str:
+    """A sentence if `name` is a shipped model, which knows rendered scenes alone, and one of the clips is no scene;
+    else nothing."""
+    if name not in weights.shipped() or all(map(is_scene, clips)):
+        return ""
+    return (
+        f"{name} knows rendered scenes, not the world, so its answers about these clips mean little; "
+        "let it learn from your videos"
+    )
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -19,7 +19,7 @@ from stella.learn.home import ENDS, Home, Settings
 from stella.learn.items import Item, Scanner, Seen, Signature, check_source
 from stella.learn.page import drawn
 from stella.learn.records import learnt, own_part
-from stella.learn.round import KeptApartError, Learner, told
+from stella.learn.round import KeptApartError, Learner
 from stella.learn.takeover import take_over, unknown
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
@@ -257,7 +257,7 @@ class Session:
         if record is not None:
             earlier = [each for each in self.rounds if each["round"] < record["round"]]
             self.rounds = [*earlier, own_part(record)]  # one whose state could not be written is done again
-            self.learner.once_in_use(partial(self.learner.say, told(record)))
+            self.learner.once_in_use(partial(self.learner.tell, record))
             self._page = False
             if time.monotonic() - self._drawn >= DRAWN:
                 self.draw()

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stella.data.tasks import chance
 from stella.errors import number_of
 from stella.evaluate.retrieval import KS, Embeddings, modality_gap, ranks
 from stella.files import Line
+from stella.runs.plan import few_clips, few_steps
 
 WORST = 8  # clips that fell most, named in the record
 
@@ -108,6 +110,18 @@ def fell(record: Line) -> str:
     """How far A on old clips fell, with the standard error; the record has old clips."""
     margin = record["old"].get("error")  # earlier versions did not estimate it
     return f"{fall(record):.1f}{'' if margin is None else f' ± {margin:.1f}'} points"
+
+
+def chance_of(record: Line) -> float | None:
+    """A of random retrieval among the clips that a round was measured with, in percent; None if it was not measured."""
+    return chance([record["gallery"]])["chance"] if record["old"] or record["new"] else None
+
+
+def caveats(record: Line) -> list[str]:
+    """What was too little to learn from, up to the end of this round, or to measure it with; in sentences."""
+    steps = record.get("steps")  # not of tasks of a run, nor of a round without a usable clip
+    lines = few_steps(steps, "raise --epochs, or add clips", " so far") if steps else []
+    return lines + few_clips([(f"round {record['round']}", record["gallery"])] if record["gallery"] > 1 else [])
 
 
 def matched(record: Line, digits: int = 1) -> str:

@@ -14,16 +14,16 @@ from stella.data.skipped import in_words
 from stella.errors import number_of
 from stella.files import Line, write_text
 from stella.learn.home import Home
-from stella.learn.measure import fell, judged, matched
+from stella.learn.measure import caveats, chance_of, fell, judged, matched
 from stella.learn.records import learnt
 from stella.report.page import TEMPLATES
-from stella.report.svg import FAINT, MARKERS, SERIES, STYLES, new_figure, styled, to_svg
+from stella.report.svg import FAINT, MARKERS, PAPER, SERIES, STYLES, new_figure, styled, to_svg
 
 SHOWN = 30  # newest rounds in the table
-CURVES = (
-    ("old", "after", "old clips"),
-    ("new", "after", "new clips"),
-    ("new", "before", "new clips, before it"),
+CURVES = (  # the last on top: figures are often equal
+    ("new", "before", "new clips, before it", {"color": SERIES[2], "ls": STYLES[2], "marker": "D", "mfc": PAPER}),
+    ("new", "after", "new clips", {"color": SERIES[1], "ls": STYLES[1], "marker": "s"}),
+    ("old", "after", "old clips", {"color": SERIES[0], "ls": STYLES[0], "marker": "o"}),
 )
 
 
@@ -48,13 +48,17 @@ def render(home: Home) -> str:
     history, apart = home.history(), home.next.kept_apart
     shown = [*history, apart] if apart else history
     last = shown[-1] if shown else None
+    lost = _lost(shown) if any(record["F"] is not None for record in shown) else None
+    measured = any(record["old"] or record["new"] for record in shown)
+    little = [f"{line[0].upper()}{line[1:]}." for line in (caveats(last) if last else [])]
     return TEMPLATES.get_template("templates/learner.html.j2").render(
         name=home.root.absolute().name,
         story=_story(history),
-        notes=[_apart(apart)] if apart else [],
+        notes=[*([_apart(apart)] if apart else []), *little],
         last=f"round {last['round']}{', which is kept apart' if apart else ''}" if last else "",
         measured=f"{last['gallery']:,}" if last else "",
-        curves=_curves(shown) if any(record["gallery"] > 1 for record in shown) else None,
+        curves=_curves(shown, 4.3 if lost else 7.6) if measured else None,
+        lost=lost,
         memory=_memory(last["memory"], shown) if last and last["memory"] else None,
         sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
         held=_held(last["memory"]) if last and last["memory"] else "",
@@ -78,7 +82,7 @@ def _story(history: Sequence[Line]) -> list[str]:
     if last["old"]:
         story.append(
             f"In round {last['round']}, which is in use, on {_date(last)}, accuracy on old clips went from "
-            f"{last['old']['before']:.1f}% to {last['old']['after']:.1f}%."
+            f"{last['old']['before']:.1f}% to {last['old']['after']:.1f}%; chance is {chance_of(last):.1f}%."
         )
     if last["F"] is not None:
         story.append(f"Since each round was new, its clips have lost {last['F']:.1f} points from their best (F).")
@@ -93,34 +97,48 @@ def _apart(record: Line) -> str:
 
 
 @styled
-def _curves(history: Sequence[Line]) -> Markup:
-    """A and F over time."""
+def _curves(history: Sequence[Line], width: float) -> Markup:
+    """A over time, beside chance."""
+    figure, (axis,) = new_figure(width, 2.7)
+    for which, when, label, look in CURVES:
+        size = 8 if when == "before" else 4  # seen around the one on top of it
+        _line(axis, [(_time(r), r[which][when]) for r in history if r[which]], label=label, ms=size, **look)
+    guessed = [(_time(r), value) for r in history if (value := chance_of(r)) is not None]
+    _line(axis, guessed, label="chance", color=FAINT, ls=STYLES[2], lw=1.1, marker="_")
+    axis.set(ylabel="accuracy A, %", ylim=(0, None))
+    axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, columnspacing=1.2)
+    _time_axis(axis, history)
+    return to_svg(figure, "accuracy over time")
+
+
+@styled
+def _lost(history: Sequence[Line]) -> Markup:
+    """F over time."""
+    figure, (axis,) = new_figure(3.3, 2.7)
+    points = [(_time(r), r["F"]) for r in history if r["F"] is not None]
+    _line(axis, points, color=SERIES[3], marker=MARKERS[3], ms=4)
+    axis.set(ylabel="forgetting F, points", ylim=(0, max(1.0, *(f for _, f in points))))  # noise fills no axis
+    _time_axis(axis, history)
+    return to_svg(figure, "forgetting over time")
+
+
+def _line(axis: Any, points: Sequence[tuple[datetime, float]], **look: Any) -> None:
     from matplotlib.dates import date2num
 
-    figure, (left, right) = new_figure(7.6, 2.7, columns=2, width_ratios=[1.5, 1])
-    for i, (which, when, label) in enumerate(CURVES):
-        points = [(_time(r), r[which][when]) for r in history if r[which]]
-        if points:
-            look = {"color": SERIES[i], "ls": STYLES[i], "marker": MARKERS[i], "ms": 4, "lw": 1.6, "clip_on": False}
-            left.plot(date2num([x for x, _ in points]), [y for _, y in points], label=label, **look)
-    points = [(_time(r), r["F"]) for r in history if r["F"] is not None]
     if points:
-        xs = date2num([x for x, _ in points])
-        right.plot(xs, [y for _, y in points], color=SERIES[3], marker=MARKERS[3], ms=4, lw=1.6, clip_on=False)
-    right.axhline(0, color=FAINT, lw=0.9)
-    forgot = [0.0, *(y for _, y in points)]
-    left.set(ylabel="accuracy A, %", ylim=(0, None))
-    right.set(ylabel="forgetting F, points", ylim=(min(-1.0, *forgot), max(1.0, *forgot)))  # noise fills no axis
-    left.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, columnspacing=1.2)
+        axis.plot(date2num([x for x, _ in points]), [y for _, y in points], **{"lw": 1.6, "clip_on": False, **look})
+
+
+def _time_axis(axis: Any, history: Sequence[Line]) -> None:
+    """One for all rounds, whether they were measured or not."""
+    from matplotlib.dates import date2num
+
     first, last = _time(history[0]), _time(history[-1])
-    days = (last - first).total_seconds() / 86400
+    margin = 0.1 * (last - first).total_seconds() / 86400 or 1 / 24
+    axis.set_xlim(date2num(first) - margin, date2num(last) + margin)
     labels = time_labels(first, last)
-    for axis in (left, right):
-        margin = 0.1 * days or 1 / 24
-        axis.set_xlim(date2num(first) - margin, date2num(last) + margin)
-        axis.set_xticks(date2num(list(labels.values())), list(labels))
-        axis.grid(axis="y")
-    return to_svg(figure, "accuracy and forgetting over time")
+    axis.set_xticks(date2num(list(labels.values())), list(labels))
+    axis.grid(axis="y")
 
 
 def time_labels(first: datetime, last: datetime) -> dict[str, datetime]:
@@ -181,7 +199,8 @@ def _row(record: Line, apart: bool) -> list[str]:
         _date(record),
         f"{learnt(record):,}",
         *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
-        *("–" if record[name] is None else f"{record[name]:.1f}" for name in ("F", "gap")),
+        f"{record['gallery']:,}" if record["gallery"] else "–",
+        *("–" if each is None else f"{each:.1f}" for each in (chance_of(record), record["F"], record["gap"])),
         matched(record) + (" pairs" if record.get("pairs") else ""),
         in_words(record["skipped"]) or "–",
         f"{record['seconds']['all']:.0f} s",

@@ -31,7 +31,7 @@ from stella.learn.examine import Examiner
 from stella.learn.held import HeldOut, measured, store, stored
 from stella.learn.home import Home, Plan, RoundFolder
 from stella.learn.items import Item, opened
-from stella.learn.measure import by_round, fall, fell, judged, measures, too_few
+from stella.learn.measure import by_round, caveats, chance_of, fall, fell, judged, measures, too_few
 from stella.learn.past import Past
 from stella.learn.records import learnt
 from stella.learn.sides import set_aside
@@ -330,6 +330,12 @@ class Learner:
     def say(self, line: str, style: str = "") -> None:
         say(self.console, line, style)
 
+    def tell(self, record: Line) -> None:
+        """Say how a round went."""
+        self.say(told(record))
+        for line in caveats(record):
+            self.say(line, "yellow")
+
 
 def _record(folder: RoundFolder, plan: Plan, skipped: Skipped) -> Line:
     return {
@@ -356,7 +362,7 @@ def told(record: Line) -> str:
     if not both:
         parts.append("too few to measure with")
     else:
-        parts[-1] += f" among {number_of(record['gallery'], 'clip')}"
+        parts[-1] += f" among {number_of(record['gallery'], 'clip')} (chance {chance_of(record):.1f})"
     if record["F"] is not None:
         parts.append(f"F {record['F']:.1f}")
     if record["guard"] is not None and too_few(record):

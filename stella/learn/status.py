@@ -1,6 +1,8 @@
 """`stella learn HOME --status`."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Group
@@ -10,40 +12,25 @@ from rich.text import Text
 from stella.errors import number_of
 from stella.files import Line
 from stella.learn.home import Home
-from stella.learn.measure import fell, judged, matched
+from stella.learn.measure import caveats, chance_of, fell, judged, matched
 from stella.learn.records import learnt
 
 SHOWN = 20  # newest rounds
-MEANING = (
-    "A: mean of R@1/5/10 among clips set aside, before→after the round, %",
-    "F: points lost since rounds were new; gap: between sounds and pictures",
-    "match: pairs that the matching module told right; bad: unusable clips",
-)
 
 
 def status_table(home: Home) -> Group:
     """The newest rounds, and what is in use."""
     home.check()
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)  # 80 columns are enough
-    for name in (
-        "round",
-        f"ended, {datetime.now().astimezone():%Z}",
-        "clips",
-        "aside",
-        "A old",
-        "A new",
-        "among",
-        "F",
-        "gap",
-        "match",
-        "bad",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
     history = home.history()
-    for record in history[-SHOWN:]:
-        table.add_row(*_row(record))
+    rows = [_row(record) for record in history[-SHOWN:]]
+    columns = [name for name in (rows[0] if rows else ()) if any(row[name] not in ("–", "0") for row in rows)]
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
     current, following = home.current, home.next
-    lines = list(MEANING) if history else []
+    lines = _meaning(columns, history) if history else []
     lines.append(home.in_use if current else "nothing is learnt yet")
     if apart := following.kept_apart:
         lines.append(f"round {following.number} is kept apart: A on old clips fell by {fell(apart)} ({judged(apart)})")
@@ -55,18 +42,34 @@ def status_table(home: Home) -> Group:
     return Group(table, *map(Text, lines))
 
 
-def _row(record: Line) -> list[str]:
-    return [
-        str(record["round"]),
-        datetime.fromisoformat(record["ended"]).astimezone().strftime("%d %b %H:%M"),
-        f"{learnt(record):,}",
-        str(record["set_aside"]),
-        *(_pair(record[name]) for name in ("old", "new")),
-        f"{record['gallery']:,}" if record["gallery"] else "–",
-        *(_figure(record[name]) for name in ("F", "gap")),
-        matched(record, 0),
-        f"{sum(record['skipped'].values()):,}",
-    ]
+def _row(record: Line) -> dict[str, str]:
+    """The cells by their headings."""
+    ended = datetime.fromisoformat(record["ended"]).astimezone()
+    return {
+        "round": str(record["round"]),
+        f"ended, {datetime.now().astimezone():%Z}": ended.strftime("%d %b %H:%M"),
+        "clips": f"{learnt(record):,}",
+        **{f"A {name}": _pair(record[name]) for name in ("old", "new")},
+        "among": f"{record['gallery']:,}" if record["gallery"] else "–",
+        "chance": _figure(chance_of(record)),
+        **{name: _figure(record[name]) for name in ("F", "gap")},
+        "match": matched(record, 0),
+        "bad": f"{sum(record['skipped'].values()):,}",
+    }
+
+
+def _meaning(columns: Sequence[str], history: Sequence[Line]) -> list[str]:
+    """What the columns are, and what is too little in the last round."""
+    meaning = {
+        "among": f"among: clips measured, of {sum(record['set_aside'] for record in history):,} set aside",
+        "chance": "A: mean of R@1/5/10 among them, before→after the round, %; chance: A of guessing",
+        "F": "F: points lost since rounds were new",
+        "gap": "gap: between sounds and pictures",
+        "match": "match: pairs that the matching module told right (half by chance)",
+        "bad": "bad: unusable clips",
+    }
+    said = "; ".join(words for name, words in meaning.items() if name in columns)
+    return [line for each in (said, *caveats(history[-1])) for line in wrap(each, 79)]
 
 
 def _figure(value: float | None) -> str:

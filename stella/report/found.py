@@ -2,6 +2,7 @@
 
 import os
 from base64 import b64encode
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.data.folder import AUDIO_SUFFIXES
-from stella.errors import ClipError, number_of, plain
+from stella.errors import StellaError, number_of, plain, skippable
 from stella.files import write_text
 from stella.media.codecs import encode_jpegs
-from stella.media.decode import Plan, decode_track
 from stella.report.page import TEMPLATES
+from stella.search import play
 from stella.search.hits import Hit
 from stella.search.index import Found
 from stella.search.maintain import State
 
 THUMBNAIL = 180  # pixels of the short side
+LONGEST = 20.0  # seconds of a query that are cut out to be played
 
 
 def clock(seconds: float) -> str:
@@ -106,8 +108,9 @@ def _model(row: Any) -> str:
     return f"{plain(row.origin) or 'unknown'}, version {row.fingerprint[:12]}, D = {row.dim}" if row else "none"
 
 
-def write_found(found: Found, out: Path) -> None:
-    """The page: it plays the files from where they are, so it works as long as they stay there."""
+def write_found(found: Found, out: Path, caveat: str = "") -> None:
+    """The page: it plays files from where they are, so it works as long as they stay. What browsers cannot play is cut
+    out and becomes a part of it. `caveat` is of the model."""
     out.parent.mkdir(parents=True, exist_ok=True)
     style = TEMPLATES.get_template("page.css").render() + TEMPLATES.get_template("found.css").render()
     query = found.query
@@ -118,13 +121,14 @@ def write_found(found: Found, out: Path) -> None:
             "name": plain(Path(query.file).name),
             "by": "sound" if query.by == "audio" else "pictures",
             "moment": f"{clock(query.start)} – {clock(query.end)}",
-            **_media(Path(query.file), query.start, query.end, out),
+            **_media(Path(query.file).parent, Path(query.file).name, query.start, query.end, out),
         }
         if query.file
         else None,
         asked=asked_in_words(found),
         hits=[_card(hit, out) for hit in found.hits],
         note=found.note,
+        caveat=caveat,
     )
     write_text(out, text)
 
@@ -135,25 +139,25 @@ def _card(hit: Hit, out: Path) -> dict[str, Any]:
         "label": plain(_own_label(hit) or ""),
         "moment": f"{clock(hit.start)} – {clock(hit.end)}",
         "score": f"{hit.score:.3f}",
-        **_media(hit.file, hit.start, hit.end, out),
+        **_media(hit.root, hit.path, hit.start, hit.end, out),
     }
 
 
-def _media(file: Path, start: float, end: float, out: Path) -> dict[str, Any]:
-    """How to play a moment: the file relative to the page, and a picture of it."""
-    if not file.is_file():  # a clip inside a shard
-        return {"src": "", "sound": False, "poster": ""}
-    relative = quote(os.fsencode(os.path.relpath(file.resolve(), out.parent.resolve())))
+def _media(root: Path, path: str, start: float, end: float, out: Path) -> dict[str, Any]:
+    """How to play a moment, and a picture of it: the file relative to the page, or the moment itself."""
+    file, src, picture = root / path, "", ""
     sound = file.suffix.lower() in AUDIO_SUFFIXES
-    picture = "" if sound else thumbnail(file, start, end)
-    return {"src": f"./{relative}#t={start:.2f},{end:.2f}", "sound": sound, "poster": picture}
+    if file.suffix.lower() in play.PLAYED and file.is_file():
+        relative = quote(os.fsencode(os.path.relpath(file.resolve(), out.parent.resolve())))
+        src = f"./{relative}#t={start:.2f},{end:.2f}"
+    with suppress(StellaError), skippable(str(file)):
+        if not sound and (frames := play.track(root, path, start, end, "video", 1, THUMBNAIL)) is not None:
+            picture = _data("image/jpeg", encode_jpegs(frames)[0])
+        if not src:
+            data, kind = play.cut(root, path, start, min(end, start + LONGEST))
+            src, sound = _data(kind, data), kind == "audio/flac"
+    return {"src": src, "sound": sound, "poster": picture}
 
 
-def thumbnail(file: Path, start: float, end: float) -> str:
-    """The middle frame as a data URL; empty if it cannot be decoded."""
-    try:
-        plan = Plan(start=start, duration=end - start, frames=1, size=THUMBNAIL, span=None)
-        frames = decode_track(file, plan, "video")
-    except ClipError:
-        return ""
-    return f"data:image/jpeg;base64,{b64encode(encode_jpegs(frames)[0]).decode()}"
+def _data(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{b64encode(data).decode()}"

@@ -16,6 +16,7 @@ from stella.runs.folder import RunFolder
 from stella.runs.record import Group
 
 PAIRS = 4  # pictures of pairs in a row
+LEAST = 0.05  # of a distance from 0 to 2: an axis of declines reaches so far on both sides
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def new_gap_figure(found: Sequence[Series], names: Sequence[str], line: str, pap
         curves = [np.array(curve) for curve in each.curves]
         band(left, np.arange(max(map(len, curves))), curves, mfc=paper if each.slow else None, **look)
     left.set_xticks(range(len(names)), names)
-    left.set(xlabel="after", ylabel="distance of the centroids")
+    left.set(xlabel="after", ylabel="distance of the centroids", ylim=(0, 1.06 * left.get_ylim()[1]))
     left.grid(axis="y")
     figure.legend(loc="outside upper left", frameon=False, ncols=6, handlelength=2.2, columnspacing=1.2)
     declines = [each for each in found if each.declines]
@@ -73,7 +74,9 @@ def new_gap_figure(found: Sequence[Series], names: Sequence[str], line: str, pap
         face = paper if each.slow else each.colour
         right.errorbar(mean, row, xerr=deviation, fmt=each.marker, ms=5, color=each.colour, mfc=face, capsize=3)
     right.set_yticks(range(len(declines)), [each.label for each in declines])
-    right.set(xlabel="decline of earlier tasks' gap", ylim=(len(declines) - 0.5, -0.5))
+    low, high = right.get_xlim()
+    wide = {"xlim": (min(low, -LEAST), max(high, LEAST))}  # noise fills no axis
+    right.set(xlabel="decline of earlier tasks' gap", ylim=(len(declines) - 0.5, -0.5), **wide)
     right.axvline(0, lw=0.8, ls=(0, (2, 2)), color=line)
     right.grid(axis="x")
     return figure

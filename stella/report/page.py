@@ -108,6 +108,7 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
     top = max((float(acc.max()) for several in matrices for acc in several if acc.size), default=0.0) or 1.0
     return TEMPLATES.get_template("templates/page.html.j2").render(
         title="STELLA: " + ", ".join([g.label for g in groups] or ["downstream tasks"]),
+        heading="Continual pre-training" if groups else "What the models are good for",
         story=(_story(groups, cues) if groups else []) + story(downstream or {}),
         facts=_facts(records, groups) if groups else [],
         notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished + _notes(records),
@@ -129,7 +130,7 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[str]:
-    """Two sentences: how much each method forgot, and its accuracy at the end beside chance. Best first."""
+    """How much each method forgot, or its tasks gained, and its accuracy at the end beside chance. Best first."""
     forgot = sorted((g for g in groups if g.spread("F").values), key=lambda g: g.spread("F").mean)
     scored = sorted((g for g in groups if g.spread("A").values), key=lambda g: -g.spread("A").mean)
     if not scored:
@@ -137,16 +138,21 @@ def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[st
     if len(sizes := galleries(run for g in groups for run in g.runs)) > 1:
         return [f"Evaluated on galleries of {' and '.join(map(str, sizes))} clips, so these runs cannot be ranked."]
     chance = f"; chance is {cues['chance']:.1f}%" if cues else ""
-    story = [f"{_named(forgot, 'F', 'forgot {} points')}."] if forgot else []
+    gained = [g for g in forgot if g.spread("F").short.startswith("-")]
+    lost = [g for g in forgot if g not in gained]
+    story = [f"{_named(gained, 'F', 'forgot nothing: tasks gained {} points', -1)}."] if gained else []
+    story += [f"{_named(lost, 'F', 'forgot {} points')}."] if lost else []
     return [*story, f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]
 
 
-def _named(ranked: Sequence[Group], figure: str, first: str) -> str:
+def _named(ranked: Sequence[Group], figure: str, first: str, sign: int = 1) -> str:
     """`STELLA+ forgot 9.8 points (7.1 with slow weights), Finetune 23.5`; of many groups the first and the last."""
     texts: list[str] = []
     for g in ranked if len(ranked) <= IN_STORY else (ranked[0], ranked[-1]):
-        value, slow = g.spread(figure).short, g.spread("slow", figure)
-        beside = f" ({slow.short} with slow weights)" if slow.values else ""
+        value, slow = (
+            f"{sign * s.mean:z.1f}" if s.values else "" for s in (g.spread(figure), g.spread("slow", figure))
+        )
+        beside = f" ({slow} with slow weights)" if slow else ""
         texts.append(f"{g.label} {value if texts else first.format(value)}{beside}")
     return (", " if len(texts) == len(ranked) else ", …, ").join(texts)
 
@@ -312,7 +318,7 @@ def _runs(g: Group) -> list[dict[str, Any]]:
                 "clips/s": f"{np.median(speeds):,.0f}" if speeds else "–",
                 "peak memory": f"{max(peaks) / 1e9:.2f} GB" if peaks else "–",
                 "skipped clips": len(run.skipped) or "–",
-                "": "" if run.finished else run.status,
+                "": "" if run.finished else "unfinished",
             }
         )
     return rows

@@ -11,44 +11,58 @@ from numpy.typing import NDArray
 from stella.report.colours import colours
 from stella.report.svg import FAINT, GRID, INK, MARKERS, PAPER, RAMP, SERIES, STYLES, new_figure, styled, to_svg
 from stella.report.tables import CEILINGS
-from stella.runs.record import Group, RunRecord, mean_recall
+from stella.runs.record import Group, RunRecord, Spread, mean_recall
 
 POINTS = 240  # at most, of a loss curve
 LINE = 105  # characters across a wide figure
+BESIDE = 26  # of a label that leaves room beside it in a narrow one
 PARTS = {"recon_a": "sound rebuilt", "recon_v": "video rebuilt", "avm": "matching"}  # of the loss, in words
 DOTTED, DASHED = (0, (2, 2)), (0, (4, 2))
 Floats = NDArray[np.float64]
 
 
 @styled
-def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) -> Markup:
+def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) -> list[Markup]:
     """A and F of each method: a dot for each run, and their mean with its deviation. Slow weights are hollow."""
     versions = [(i, slow, one) for i, group in enumerate(groups) for slow, one in enumerate(group.versions)]
     shown = [(i, slow, one) for i, slow, one in versions if one.spread("A").values]
     own = colours([group.method for group in groups])
-    figure, (left, right) = new_figure(7.6, 0.9 + 0.36 * max(len(shown), 2), columns=2, width_ratios=[1.9, 1])
-    for axis in (left, right):
-        axis.set(yticks=range(len(shown)))
-    for row, (i, slow, one) in enumerate(shown):
-        colour = SERIES[own[i]]
-        look = {"color": colour, "mfc": PAPER if slow else colour, "capsize": 3, "lw": 1.6}
-        for axis, name in ((left, "A"), (right, "F")):
-            spread = one.spread(name)
-            if not spread.values:
-                axis.text(0.02, row, "not defined", transform=axis.get_yaxis_transform(), color=FAINT, va="center")
-                continue
-            if len(spread.values) > 1:
-                axis.plot(spread.values, [row] * len(spread.values), "o", ms=3.5, color=colour, alpha=0.45, mew=0)
-            axis.errorbar(spread.mean, row, xerr=spread.deviation, fmt="o", ms=7, **look)
-            place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
-            axis.annotate(spread.short, (spread.mean, row), **place, color=INK)
+    dots = [(SERIES[own[i]], bool(slow), one) for i, slow, one in shown]
+    (accuracy, left), (forgetting, right) = (_dots(dots, name, width) for name, width in (("A", 4.3), ("F", 3.3)))
     _ceiling_lines(left, ceilings or {})
-    left.set(yticklabels=[one.label for *_, one in shown], xlabel="accuracy A, % (higher is better)")
-    right.set(yticklabels=[""] * len(shown), xlabel="forgetting F (lower is better)")
-    for axis in (left, right):
-        axis.set(xlim=(min(0, axis.get_xlim()[0]), axis.get_xlim()[1]), ylim=(len(shown) - 0.5, -0.75))
-        axis.grid(axis="x")
-    return to_svg(figure, "A and F of each method")
+    left.set(xlabel="accuracy A, % (higher is better)", xlim=(min(0, left.get_xlim()[0]), left.get_xlim()[1]))
+    right.set(xlabel="forgetting F (lower is better)", xlim=_reach(right, [one.spread("F") for *_, one in dots]))
+    right.axvline(0, color=FAINT, lw=0.8)
+    if max((len(one.label) for *_, one in dots), default=0) > BESIDE:
+        right.set(yticklabels=[""] * len(dots))  # the rows of the other figure
+    return [to_svg(accuracy, "A of each method"), to_svg(forgetting, "F of each method")]
+
+
+def _dots(dots: Sequence[tuple[str, bool, Group]], name: str, width: float) -> tuple[Any, Any]:
+    """A figure and its axis with a row for each colour and group; hollow if so."""
+    figure, (axis,) = new_figure(width, 0.9 + 0.36 * max(len(dots), 2))
+    for row, (colour, hollow, one) in enumerate(dots):
+        spread = one.spread(name)
+        if not spread.values:
+            axis.text(0.02, row, "not defined", transform=axis.get_yaxis_transform(), color=FAINT, va="center")
+            continue
+        if len(spread.values) > 1:
+            axis.plot(spread.values, [row] * len(spread.values), "o", ms=3.5, color=colour, alpha=0.45, mew=0)
+        look = {"color": colour, "mfc": PAPER if hollow else colour, "capsize": 3, "lw": 1.6}
+        axis.errorbar(spread.mean, row, xerr=spread.deviation, fmt="o", ms=7, **look)
+        place = {"xytext": (0, 7), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(spread.short, (spread.mean, row), **place, color=INK)
+    axis.set_yticks(range(len(dots)), [one.label for *_, one in dots])
+    axis.set_ylim(len(dots) - 0.5, -0.75)
+    axis.grid(axis="x")
+    return figure, axis
+
+
+def _reach(axis: Any, spreads: Sequence[Spread]) -> tuple[float, float]:
+    """From zero, or from further left if a dot's figure would touch the axis; to one point at least, for noise."""
+    low, high = min(0.0, axis.get_xlim()[0]), max(1.0, axis.get_xlim()[1])
+    room = 0.1 * (high - low)
+    return (low - room if any(s.values and s.mean < room for s in spreads) else low), high
 
 
 def _ceiling_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
@@ -122,7 +136,7 @@ def losses(group: Group) -> Markup | None:
             axis.axvline(line["step"], color=GRID, lw=1, zorder=0)
     axis.set(xlabel="step", ylabel="loss", ylim=(0, None))
     axis.grid(axis="y")
-    legend(axis, columns=3)
+    legend(axis)
     return to_svg(figure, f"Loss curves of {group.label}")
 
 

@@ -105,8 +105,8 @@ def _axes(rows: int, frames: int, title: str, lines: int) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    room = 0.033 * lines  # inches, on both sides of each of two neighbours
+    room = 0.06 * lines - 0.02  # inches, on both sides of each of two neighbours, beside the ticks of spectrograms
     layout = ConstrainedLayoutEngine(h_pad=room)
-    figure = Figure(figsize=(1.45 * frames + 4.4, (1.45 + 4 * room) * rows + 0.5), layout=layout)
+    figure = Figure(figsize=(1.45 * frames + 4.4, (1.65 + 2.4 * room) * rows + 0.5), layout=layout)
     figure.suptitle(title, fontsize=11)
     return figure, figure.subplots(rows, frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)

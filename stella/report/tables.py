@@ -44,7 +44,7 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
     clips = f"the {sizes[0]:,} evaluation clips of all tasks" if len(sizes) == 1 else "the clips of all tasks"
     table.caption = (
         f"A: mean of R@1/5/10 over all tasks in %, {clips} as gallery. F: how far tasks fell from their "
-        f"best. {LEGEND}. ±: deviation over runs."
+        f"best before the end, negative where they gained. {LEGEND}. ±: deviation over runs."
     )
     return table
 

@@ -40,16 +40,20 @@ def plan(
 
 def too_little(judged: Sequence[tuple[str, int]], stream: StreamConfig, steps: int) -> list[str]:
     """What is too little to learn from or to measure with, and what to change; `judged` are names and their clips."""
-    lines = []
-    if steps < FEW_STEPS:
-        needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
-        smaller = max(1, stream.batch_size // 4)
-        lines.append(
-            f"only {number_of(steps, 'step')}: a model learns next to nothing in so few; set stream.epochs={needed}"
-            + (f", or stream.batch_size={smaller}" if smaller < stream.batch_size else "")
-            + ", or add clips"
-        )
-    if few := [f"{name} ({count})" for name, count in judged if count < FEW_CLIPS]:
-        shown = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
-        lines.append(f"few clips to evaluate on: {shown}; figures of so few say little")
-    return lines
+    needed = -(-stream.epochs * FEW_STEPS // max(1, steps))
+    smaller = max(1, stream.batch_size // 4)
+    batch = f", or stream.batch_size={smaller}" if smaller < stream.batch_size else ""
+    return [*few_steps(steps, f"set stream.epochs={needed}{batch}, or add clips"), *few_clips(judged)]
+
+
+def few_steps(steps: int, remedy: str, since: str = "") -> list[str]:
+    """A line if a model learns next to nothing in so many steps."""
+    said = f"only {number_of(steps, 'step')}{since}: a model learns next to nothing in so few; {remedy}"
+    return [said] if steps < FEW_STEPS else []
+
+
+def few_clips(judged: Sequence[tuple[str, int]]) -> list[str]:
+    """A line if some of these have too few clips to measure with."""
+    few = [f"{name} ({count})" for name, count in judged if count < FEW_CLIPS]
+    shown = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
+    return [f"few clips to evaluate on: {shown}; figures of so few say little"] if few else []

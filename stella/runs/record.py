@@ -13,7 +13,7 @@ import numpy as np
 from stella.data.config import data_config
 from stella.data.skipped import Skipped
 from stella.data.tasks import chance
-from stella.errors import ConfigError, plain
+from stella.errors import ConfigError, number_of, plain
 from stella.evaluate import forgetting
 from stella.files import Line, read_json, read_lines
 from stella.methods import METHODS
@@ -89,7 +89,9 @@ class RunRecord:
         if self.finished:
             return "finished"
         evaluated = sum(line["task"] >= 0 for line in self.evaluations)
-        return f"unfinished: step {self.step}, {evaluated} of {len(self.tasks) or '?'} tasks evaluated"
+        total = len(self.tasks or task_names(self.config.get("data", {})))
+        done = f"{evaluated} of {number_of(total, 'task')}" if total else number_of(evaluated, "task")
+        return f"unfinished: step {self.step}, {done} evaluated"
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -239,6 +241,14 @@ def ceilings(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     seen = [run for run in runs if run.evaluations]
     found = [gallery_ceilings(run.config.get("data", {}), run.evaluations[-1].get("clips", ())) for run in seen]
     return found[0] if found and all(each == found[0] for each in found) else None
+
+
+def task_names(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tasks that a configuration of data names; nothing if its clips do, or if it is of another version."""
+    try:
+        return data_config(data).named
+    except ConfigError:
+        return ()
 
 
 def gallery_ceilings(data: Mapping[str, Any], clips: Sequence[int] = ()) -> dict[str, float] | None:

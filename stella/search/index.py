@@ -6,11 +6,12 @@ INDEX/derived/           what can be built again from the two (ivf.py)
 INDEX/lock               held by the one that writes
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge as merge_sorted
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TypeVar
 
@@ -119,6 +120,13 @@ class Index:
         """The model whose vectors answer."""
         with opened(self.path) as catalogue:
             return _serving(catalogue, self.path)
+
+    def caveat(self, *queries: str) -> str:
+        """That its model knows rendered scenes alone, if it does and files or queries are no scenes; else nothing."""
+        with opened(self.path) as catalogue:
+            model, files = catalogue.model("serving"), catalogue.db.execute("SELECT path FROM files WHERE state = 'ok'")
+            names = (os.fsdecode(path) for (path,) in files)
+            return embed.caveat(model.origin if model else "", chain(filter(None, queries), names))
 
     def understands(self, fingerprint: str) -> bool:
         """Whether queries of a model with that fingerprint are answered, as they are or translated."""

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -45,6 +46,34 @@ At = Annotated[float | None, Query(ge=0, le=1e6, description="Only the window ar
 Glob = Annotated[str | None, Query(max_length=500, description="Only files whose path matches, such as cats/*.")]
 Id = Annotated[str, InPath(description="The id of a moment that was found, such as 3-17.")]
 Label = Annotated[str | None, Query(max_length=500, description="Only files with this label.")]
+
+
+class HitSchema(BaseModel):
+    """A moment that fits."""
+
+    id: str = Field(description="By which /api/moments/ID/… give more of it.")
+    name: str = Field(description="Its file, below the indexed folder.")
+    label: str | None = Field(description="The file's label, if it has one.")
+    modality: Literal["video", "audio"] = Field(description="What was compared: its pictures or its sound.")
+    start: float = Field(description="Its first second in the file.")
+    end: float = Field(description="Its last second.")
+    score: float = Field(description="The cosine of the angle between its vector and the query's, -1 to 1.")
+    sound: bool = Field(description="Whether its file is a sound, without pictures and without a heat map.")
+    whole: bool = Field(description="Whether media has its file; if not, it is a clip in a shard: play clip instead.")
+
+
+class QuerySchema(BaseModel):
+    by: Literal["video", "audio"] = Field(description="What was asked by.")
+    start: float
+    end: float
+
+
+class FoundSchema(BaseModel):
+    query: QuerySchema
+    to: Literal["video", "audio"] = Field(description="What it was compared with.")
+    hits: list[HitSchema] = Field(description="The best first.")
+    seconds: float = Field(description="That the search took.")
+    stale: str = Field(description="That the index is of an older model, in words; else empty.")
 
 
 def create(served: Served, access: Access) -> FastAPI:
@@ -122,12 +151,16 @@ def _static(name: str, kind: str) -> Response:
 @router.get("/docs", include_in_schema=False)
 def docs(request: Request) -> Response:
     """The routes as a plain page; it needs nothing from elsewhere."""
+    schema = request.app.openapi()
+    fields = schema["components"]["schemas"]["HitSchema"]["properties"]
     rows = [
         f"<dt><code>{method.upper()} {escape(path)}</code></dt><dd>{escape(about.get('description', ''))}"
         f"<ul>{''.join(map(_parameter, about.get('parameters', [])))}</ul></dd>"
-        for path, methods in request.app.openapi()["paths"].items()
+        for path, methods in schema["paths"].items()
         for method, about in methods.items()
     ]
+    hit = [_parameter({"name": name, **about}) for name, about in fields.items()]
+    rows.append(f"<dt>A hit of a search</dt><dd>{HitSchema.__doc__}<ul>{''.join(hit)}</ul></dd>")
     return HTMLResponse(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>stella serve: routes</title>'
         '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/static/style.css">'
@@ -157,7 +190,7 @@ async def state(request: Request) -> dict[str, Any]:
     return await asyncio.to_thread(served_by(request).state)
 
 
-@router.post("/api/search", openapi_extra=BODY)
+@router.post("/api/search", openapi_extra=BODY, response_model=FoundSchema)
 async def search(
     request: Request, to: To = None, by: By = None, k: Count = 12, at: At = None, path: Glob = None, label: Label = None
 ) -> dict[str, Any]:
@@ -178,7 +211,7 @@ async def search(
     raise AssertionError
 
 
-@router.get("/api/moments/{id}/like")
+@router.get("/api/moments/{id}/like", response_model=FoundSchema)
 async def like(
     request: Request, id: Id, to: To = None, k: Count = 12, path: Glob = None, label: Label = None
 ) -> dict[str, Any]:

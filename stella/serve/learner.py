@@ -31,6 +31,7 @@ class Attached:
             raise HttpError(503, "the learner cannot be read just now; try again", retry=5) from error
 
     def _tree(self) -> dict[str, Any]:
+        from stella.learn.measure import caveats
         from stella.learn.records import learnt
 
         history, following = self.home.history(), self.home.next
@@ -42,6 +43,7 @@ class Attached:
             "clips": sum(map(learnt, history)),
             "set_aside": sum(record["set_aside"] for record in history),
             "doing": self._doing(following),
+            "caveats": caveats(last) if last else [],
             "history": [_row(record) | {"clips": learnt(record)} for record in history[-SHOWN:]],
             "memory": memory
             and {
@@ -80,6 +82,9 @@ class Attached:
 
 
 def _row(record: dict[str, Any]) -> dict[str, Any]:
+    from stella.learn.measure import chance_of
+
     both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
-    figures = {key: record[key] for key in ("round", "ended", "F", "gap", "matching")}
-    return figures | both | {"pairs": record.get("pairs", 0)}  # earlier versions did not count them
+    figures = {key: record[key] for key in ("round", "ended", "gallery", "F", "gap", "matching")}
+    pairs = record.get("pairs", 0)  # earlier versions did not count them
+    return figures | both | {"chance": chance_of(record), "pairs": pairs}

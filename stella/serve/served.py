@@ -80,7 +80,8 @@ class Served:
                 stale = f"the vectors of {files} are of another state of the learner; queries are translated"
             limits = {key: asdict(self.limits)[key] for key in ("bytes", "seconds")}
             tree = state_tree(found, self.index.bad(), stale, limits)
-            self._state = time.monotonic(), tree | {"learner": self.versions.home() is not None}
+            tree |= {"learner": self.versions.home() is not None, "caveat": self.index.caveat()}
+            self._state = time.monotonic(), tree
         return self._state[1]
 
     def moment(self, id: str) -> Moment:

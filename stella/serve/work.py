@@ -1,7 +1,6 @@
 """What is done in worker processes: decoding and embedding of uploads, pictures, heat maps and clips of moments."""
 
 import json
-import tempfile
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,18 +17,15 @@ from stella.data.workers import Tick, not_counted
 from stella.embed import Maps, Model
 from stella.errors import ClipError, StellaError, skippable
 from stella.media.arrays import frame_windows, sound_windows
-from stella.media.codecs import encode_flac, encode_jpegs
-from stella.media.decode import Plan, decode_track
-from stella.media.encode import encode
+from stella.media.codecs import encode_jpegs
 from stella.media.fbank import fbank
+from stella.search import play
 from stella.search.catalogue import Modality
 from stella.search.query import Query, embed_query
-from stella.search.sources import ShardClips, open_source
 from stella.serve.answers import said
 from stella.serve.versions import Weights
 
 GRID = 28  # rows and columns of a heat map as it is sent
-CLIP_SIZE, CLIP_FPS = 360, 15  # short side in pixels, and frames a second, of a clip that is made to be played
 STRIP = (64, 16 / 9)  # mels of a sound's picture, and its width over its height
 
 
@@ -110,25 +106,9 @@ class Part:
     end: float
     stamp: tuple[int, int]  # size and time of its file, or of its shard, when it was indexed
 
-    def track(self, kind: Modality, frames: int, size: int, fps: float | None = None) -> Tensor | None:
-        """Frames uint8 [frames, 3, H, W] or the waveform [S]; None if the file has no such track, or none here.
-
-        With `fps` there are fewer frames where the video ends inside the moment.
-        """
-        if clip := _clip(self):
-            begin, pictures, waveform, rate = clip
-            if kind == "audio":
-                first, last = (round((moment - begin) * SAMPLE_RATE) for moment in (self.start, self.end))
-                return waveform[first:last] if first < len(waveform) else None
-            times = Plan(frames=frames, span=None).times(self.start - begin, self.end - begin)
-            return pictures[[min(int(time * rate), len(pictures) - 1) for time in times]]
-        try:
-            plan = Plan(self.start, self.end - self.start, frames, size, span=None)
-            return decode_track(self.root / self.path, plan, kind, fps=fps)
-        except ClipError as error:
-            if error.reason in (f"no {kind} track", f"no {kind} in the clip"):
-                return None
-            raise
+    def track(self, kind: Modality, frames: int, size: int) -> Tensor | None:
+        """Frames uint8 [frames, 3, H, W] or the waveform [S]; None if the file has no such track, or none here."""
+        return play.track(self.root, self.path, self.start, self.end, kind, frames, size, stamp=self.stamp)
 
 
 @dataclass(frozen=True)
@@ -148,23 +128,10 @@ class Picture(Part):
 
 @dataclass(frozen=True)
 class Clip(Part):
-    """The moment alone as a file that browsers play: an mp4, or FLAC where there is no picture."""
+    """The moment alone as a file that browsers play."""
 
     def do(self, model: Model | None) -> bytes:
-        seconds = self.end - self.start
-        count = max(1, round(CLIP_FPS * seconds))
-        frames = self.track("video", count, CLIP_SIZE, count / seconds)
-        waveform = self.track("audio", 1, CLIP_SIZE)
-        if frames is None:
-            assert waveform is not None
-            return encode_flac(waveform)
-        if waveform is None:
-            waveform = torch.zeros(round(SAMPLE_RATE * seconds))
-        even = frames[..., : frames.shape[-2] // 2 * 2, : frames.shape[-1] // 2 * 2]
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "clip.mp4"
-            encode(file, even, waveform.clamp(-1, 1), count / seconds)
-            return file.read_bytes()
+        return play.cut(self.root, self.path, self.start, self.end, self.stamp)[0]
 
 
 @dataclass(frozen=True)
@@ -187,7 +154,7 @@ class Heat(Part):
         return json.dumps(tree, separators=(",", ":")).encode()
 
     def _maps(self, model: Model) -> Maps:
-        clip = _clip(self)
+        clip = play.whole(self.root, self.path, self.stamp)
         if clip is None:
             return model.localise_moment(self.root / self.path, self.start)
         begin, frames, waveform, fps = clip
@@ -197,32 +164,6 @@ class Heat(Part):
         both = [*frame_windows(pictures, fps, model.inputs), *sound_windows(sound, SAMPLE_RATE, model.inputs)]
         maps = model.localise_windows(self.path, both)
         return Maps(maps.heat, maps.times + self.start, maps.sound, maps.seconds + self.start, maps.start, maps.end)
-
-
-Whole = tuple[float, Tensor, Tensor, float]
-
-
-def _clip(part: Part) -> Whole | None:
-    """A clip in shards: when it begins, its frames, waveform and frames a second; None for a file."""
-    try:
-        return _whole(part)
-    except (ClipError, OSError):  # shards may have come or changed since they were opened
-        _source.cache_clear()
-        return _whole(part)
-
-
-def _whole(part: Part) -> Whole | None:
-    source = _source(part.root)
-    if not isinstance(source, ShardClips):
-        return None
-    if source.stamp(part.path) != part.stamp:
-        raise ClipError(part.path, "changed since it was indexed", "bring the index up to date")
-    return source.whole(part.path)
-
-
-@lru_cache(maxsize=8)
-def _source(root: Path) -> Any:
-    return open_source(root)
 
 
 def spectrogram(waveform: Tensor, height: int) -> Tensor:

@@ -14,7 +14,7 @@ from stella.data.scenes import SIZES, TASKS, Scenes, classes
 from stella.data.scenes.audit import _mean_recall, audit
 from stella.data.scenes.classes import ACTIONS, AUDIBLE, MOVED_BY, SHAPES, TEXTURES, TIMBRES, VISIBLE
 from stella.data.scenes.draw import EASY, HARD, PATTERNS, SLOTS, draw
-from stella.data.scenes.export import FPS, export
+from stella.data.scenes.export import FPS, export, is_scene
 from stella.data.scenes.picture import pictures
 from stella.data.scenes.sound import waveforms
 from stella.errors import ConfigError
@@ -230,6 +230,17 @@ def test_a_clip_survives_h264_and_aac(tmp_path: Path) -> None:
         assert np.corrcoef(one[heard], two[heard])[0, 1] > 0.9
     path.write_bytes(b"mine")
     assert list(export(scenes, tmp_path))[-1] == path and path.read_bytes() == b"mine"  # existing files are kept
+
+
+def test_the_files_of_scenes_are_known_by_their_names(tmp_path: Path) -> None:
+    made = [
+        Scenes("task1", "train", 1),
+        Scenes("wide-36", "eval", 1, size="scenes-hard"),
+        Scenes("novel", "validation", 1),
+    ]
+    names = [next(export(scenes, tmp_path)) for scenes in made]
+    assert all(map(is_scene, names)) and is_scene(names[0].with_suffix("").name + "@2.500")
+    assert not any(map(is_scene, ("scenes.mp4", "scenes-0-task1-eval.mp4", "scenes-0-task1-eval-000000/dog.mp4")))
 
 
 def test_sampled_frames_fall_on_whole_frames_of_the_film() -> None:

@@ -176,6 +176,9 @@ def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path
     more = ["--train-on", str(tmp_path / "videos"), "--steps", "2", "--save", str(tmp_path / "full")]
     done = run.invoke(app, [*args, *more])
     assert done.exit_code == 0 and "10 frames, 1 window" in done.output, done.output
+    assert "not the world" not in done.output
+    shipped = run.invoke(app, [*args[:2], "--model", "base-tiny", "--out", str(film)])
+    assert shipped.output.count("base-tiny knows rendered scenes, not the world") == 1
     assert film.exists() and stella.load(tmp_path / "full").avm is not None
     wrong = run.invoke(app, [*args[:2], "--out", "heat.gif"])
     assert isinstance(wrong.exception, StellaError) and "must end in .mp4" in str(wrong.exception)

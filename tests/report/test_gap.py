@@ -44,6 +44,7 @@ def test_lines_and_declines_are_drawn_of_every_series() -> None:
     left, right = gap.new_gap_figure(series, ["task1", "task2"], "grey", "white").axes
     assert [line.get_label() for line in left.lines] == ["ER", "ER, slow weights"]
     assert left.lines[0].get_ydata() == pytest.approx([0.5, 0.35])
+    assert left.get_ylim()[0] == 0 and left.get_ylim()[1] > 0.5  # a small fall is a small fall
     assert [text.get_text() for text in right.get_yticklabels()] == ["ER", "ER, slow weights"]
     assert any(line.get_xdata() == pytest.approx([0.15]) for line in right.lines if len(line.get_xdata()) == 1)
 

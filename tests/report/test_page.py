@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.run_files import write_downstream, write_run
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from stella.cli import app
@@ -148,6 +149,7 @@ def test_what_sounds_find_is_shown_with_the_right_video_marked(page: str) -> Non
         assert sections[name].count('class="over"') == maps
         assert "task1, bell: its own video comes 2nd of 96" in words(queries[0])
         assert "its own video comes 17th of 96" in words(queries[1])
+    assert "its own is framed in green." in sections["Finetune"]
     assert "in warm colours" in sections["STELLA+"] and "in warm colours" not in sections["Finetune"]
     assert "At the end it holds 2,000 clips, 1,500 of them distinct." in sections["STELLA+"]
 
@@ -178,6 +180,7 @@ def test_downstream_runs_are_on_the_page_and_in_the_terminal(runs: list[Path], t
         assert text.index("42.0 ± 2.8") < text.index("random:tiny") and ("Training loss" in text) == method
         assert page.count("data:image/png;base64,cGljdHVyZQ==") == 1 == page.count("base64,YW5vdGhlcg==")
         assert "42.0 ± 2.8" in done.output and "left out:" in done.output and "not finished" in done.output
+        assert f"<h1>{'Continual pre-training' if method else 'What the models are good for'}</h1>" in page
         assert "hurt is damaged: its records do not fit together" in " ".join(done.output.split())
 
 
@@ -224,7 +227,7 @@ def test_a_run_stopped_anywhere_makes_a_page_that_says_so(tmp_path: Path, keep: 
     (path / "metrics.jsonl").write_text("".join(lines[:keep]))
     page = write_page([path], tmp_path / "page.html").read_text()
     parse(page)
-    assert "STELLA, seed 0, is unfinished: step" in page
+    assert "STELLA, seed 0, is unfinished: step" in page and "<td>unfinished</td>" in page  # short, where it may be cut
 
 
 @pytest.mark.filterwarnings("error")
@@ -324,6 +327,27 @@ def test_negative_zero_is_printed_as_zero(tmp_path: Path) -> None:
     assert read_run(path).summary["F"] < 0
     text = words(write_page([path], tmp_path / "page.html").read_text())
     assert "Finetune forgot 0.0 points." in text and not re.search(r"[-−]0\.0(?!\d)", text)
+
+
+def test_tasks_that_gained_are_not_told_as_forgotten(tmp_path: Path) -> None:
+    """F counts from the best before the last task, so it may be negative; its figure then keeps off the axis."""
+    paths = [write_run(tmp_path / method, method) for method in ("finetune", "er")]
+    lines = [json.loads(line) for line in (paths[1] / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "evaluation":
+            level = 50.2 if line["task"] == 3 else 50.0
+            line["recall"] = {d: {k: [level] * 4 for k in ("1", "5", "10")} for d in ("a2v", "v2a")}
+    (paths[1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = words(write_page(paths, tmp_path / "page.html").read_text())
+    forgot = read_run(paths[0]).summary["F"]
+    assert f"ER forgot nothing: tasks gained 0.2 points. Finetune forgot {forgot:.1f} points." in text
+    assert "from its best before the last task, on average; negative where tasks still gained." in text
+    assert "from its largest value before the last task; negative where it still grew" in text
+    spreads = [Spread([-0.2]), Spread([0.3])]
+    axis = Figure().subplots()
+    axis.plot([-0.2, 0.3], [0, 1])
+    low, high = plots._reach(axis, spreads)
+    assert high == 1.0 and low < -0.3 and plots._reach(Figure().subplots(), [Spread([0.5]), Spread([])])[0] == 0.0
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:

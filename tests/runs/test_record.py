@@ -1,6 +1,7 @@
 """Reading run folders, finished or not, and grouping them by experiment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -63,8 +64,15 @@ def test_a_run_killed_before_its_first_line_can_be_read(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "speed.jsonl", "environment.json"):
         (path / name).unlink()
     run = read_run(path)
-    assert run.tasks == [] and run.step == 0 and run.status == "unfinished: step 0, 0 of ? tasks evaluated"
+    assert run.tasks == [] and run.step == 0 and run.status == "unfinished: step 0, 0 of 4 tasks evaluated"
     assert run.summary == {"A": None, "F": None}
+    for data, done in (
+        ({"source": "scenes"}, "0 of 6 tasks"),
+        ({"source": "continual-vs", "path": "x"}, "0 of 8 tasks"),
+        ({"source": "folder", "path": "x"}, "0 tasks"),  # its clips would tell
+        ({"source": "of another version"}, "0 tasks"),
+    ):
+        assert replace(run, config={"data": data}).status == f"unfinished: step 0, {done} evaluated"
 
 
 def test_a_damaged_line_and_a_folder_without_a_run_are_refused(tmp_path: Path) -> None:

@@ -1,18 +1,23 @@
 """The commands, and what a person sees: table, JSON, page."""
 
+import base64
+import io
 import json
 import os
 import re
 import sys
 from pathlib import Path
 
+import av
 import pytest
 from helpers.fake_model import FakeModel
-from helpers.media_files import tone, write, write_video
+from helpers.media_files import CLIPS, tone, write, write_video
 from typer.testing import CliRunner
 
 from stella.cli import app, main
-from stella.report.found import clock
+from stella.data.prepare import prepare
+from stella.data.shards import Shards
+from stella.report.found import _media, clock
 from stella.search import index as index_module
 
 run = CliRunner()
@@ -103,6 +108,41 @@ def test_the_page_plays_the_files_and_escapes_their_names(folder: Path) -> None:
     assert page.count('poster="data:image/jpeg;base64,/9j/') == sum(kind == "video" for kind, *_ in sources)
     assert "<script" not in page and not re.search(r' (style|on\w+)="', page) and "https:" not in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+
+
+def test_what_browsers_cannot_play_is_cut_into_the_page(folder: Path) -> None:
+    """MPEG, and clips in shards. Of a file that is gone the page says so."""
+    (folder / "src" / "face.mpg").write_bytes((CLIPS / "bbaf2n.mpg").read_bytes())
+    run.invoke(app, ["index", "src", "index", "--model", "one"])
+    (folder / "src" / "dogs" / os.fsdecode(b"\xff\n.mp4")).unlink()
+    assert run.invoke(app, ["search", "index", "src/face.mpg", "--to", "video", "--page", "a.html"]).exit_code == 0
+    page = (folder / "a.html").read_text()
+    clips = re.findall(r'<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
+    assert len(clips) == 2 and ".mpg#t=" not in page and page.count("cannot be read any more") == 1  # with the query
+    assert "media-src 'self' file: data:" in page
+    prepare(folder / "src" / "cats", folder / "shards", seconds=2.0, size=110, workers=1, progress=False)
+    media = _media(folder / "shards", Shards(folder / "shards").entry(0)[1].id, 0.0, 2.0, folder / "a.html")
+    for clip in (*clips, media["src"].removeprefix("data:video/mp4;base64,")):
+        with av.open(io.BytesIO(base64.b64decode(clip))) as found:
+            assert [stream.type for stream in found.streams] == ["video", "audio"] and found.duration / 1e6 < 3.2
+
+
+def test_what_shipped_weights_do_not_know_is_said_once_and_of_real_files_alone(folder: Path) -> None:
+    says = "base-small knows rendered scenes, not the world, so its answers about these clips mean little"
+    (folder / "src" / "bell.wav").rename(folder / "bell.wav")
+    for number, video in enumerate(sorted((folder / "src").rglob("*.mp4"))):
+        video.rename(folder / "src" / f"scenes-0-task1-eval-{number:06d}.mp4")
+    ask = ["search", "index", "src/scenes-0-task1-eval-000000.mp4", "--page", "found.html"]
+    scenes = [run.invoke(app, ["index", "src", "index", "--model", "base-small"]), run.invoke(app, ask)]
+    assert all(done.exit_code == 0 and "scenes, not the world" not in done.output for done in scenes)
+    assert "not the world" not in (folder / "found.html").read_text()
+    assert says in run.invoke(app, ["search", "index", "bell.wav"]).output  # a query that is none
+    (folder / "bell.wav").rename(folder / "src" / "bell.wav")
+    made = run.invoke(app, ["index", "index"]).output
+    assert f"{says}; let it learn from your videos: stella learn HOME SRC model.weights=base-small, then" in made
+    assert run.invoke(app, ask).output.count(says) == 1 == (folder / "found.html").read_text().count(says)
+    run.invoke(app, ["index", "index", "--refresh", "--model", "other"])
+    assert "not the world" not in run.invoke(app, ask).output
 
 
 def test_times_in_words() -> None:

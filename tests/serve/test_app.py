@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,7 @@ def test_no_answer_holds_a_path_of_the_machine(client: TestClient, root: Path, s
     assert any(str(root) in line for line in log)  # the one who runs the server is told
 
 
-def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_the_page_loads_nothing_from_elsewhere(client: TestClient, root: Path) -> None:
     page = client.get("/").text
     names = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert "/static/app.js" in names and all(name.startswith("/") for name in names)
@@ -247,7 +248,11 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
     assert len(moments) == 5 and all(
         one[0]["name"] == "id" and "such as 3-17" in one[0]["description"] for one in moments
     )
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    hit = first(client, root / "videos/more/tone.wav", k=1)["hits"][0]
+    assert hit.keys() == schemas["HitSchema"]["properties"].keys()
     docs = client.get("/docs").text
+    assert all(each["description"] in unescape(docs) for each in schemas["HitSchema"]["properties"].values())
     assert all(path in docs for path in routes)
 
 
@@ -257,6 +262,7 @@ def test_the_state_says_what_there_is(client: TestClient, index: "stella.Index")
     assert (state["files"], state["bad"], state["windows"]) == (found.files["ok"], 1, found.windows)
     assert state["bad_files"] == [{"name": "more/text.mp4", "reason": "not a media file"}]
     assert state["folders"] == ["videos"] and state["model"]["name"] == "base-tiny" and state["stale"] == ""
+    assert state["caveat"].startswith("base-tiny knows rendered scenes, not the world")
     assert state["learner"] is False and client.get("/api/learner").status_code == 404
 
 

@@ -75,6 +75,7 @@ def test_a_sound_finds_moments_that_play_with_a_heat_map(page: Any, served: tupl
     until(page, "document.querySelector('.hit b').textContent.includes('scenes')")
     until(page, "!video.paused && video.currentTime > 0.1")
     until(page, f"{DRAWN} > 0.02")
+    assert page.is_enabled("#toggle") and page.inner_text("#words") == "bars: seconds of its sound that matter"
     page.keyboard.press("h")
     until(page, "getComputedStyle(heat).opacity === '0'")
     assert page.get_attribute("#toggle", "aria-pressed") == "false"
@@ -97,10 +98,13 @@ def test_a_moment_plays_from_its_second_also_where_the_browser_knows_no_mpeg(
     page.evaluate("video.pause(); seek.value = 0.5; seek.dispatchEvent(new Event('input'))")
     until(page, "Math.abs(video.currentTime - 1.28) < 0.15")
     until(page, f"{DRAWN} > 0.02")
+    assert page.inner_text("#words").endswith("; darker: not seen by the model")  # it sees the centre square
 
 
 def test_keys_choose_play_and_go_back(page: Any, served: tuple[str, Path]) -> None:
+    assert not page.is_visible("#keys")  # there is nothing to choose
     give(page, served[1] / "more/tone.wav")
+    assert page.is_visible("#keys")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -122,6 +126,12 @@ def test_a_text_that_calls_itself_a_video_is_refused_in_words(page: Any, served:
     assert page.inner_text("#error").startswith("text.mp4: not a media file")
     give(page, CLIPS / "lbax4n.mpg")
     assert not page.is_visible("#error")
+    found, asked = page.inner_text("#summary"), page.inner_text("#query b")
+    page.set_input_files("#file", str(served[1] / "more/text.mp4"))
+    page.wait_for_selector("#error:not([hidden])")
+    assert (page.inner_text("#summary"), page.inner_text("#query b")) == (found, asked)  # what was found is still there
+    page.check("#to input[value=video]", force=True)
+    until(page, "document.querySelector('#summary').textContent.includes('pictures')")
 
 
 def test_a_recording_is_a_query(page: Any) -> None:
@@ -134,6 +144,8 @@ def test_a_recording_is_a_query(page: Any) -> None:
 
 
 def test_the_index_tells_of_itself(page: Any) -> None:
+    until(page, "document.querySelector('#about').textContent === '4 files'")
+    assert "base-tiny knows rendered scenes, not the world" in page.inner_text("#caveat")
     page.click("#about")
     page.wait_for_selector("#index[open]")
     until(page, "document.querySelector('#facts').textContent.includes('base-tiny')")

@@ -82,6 +82,10 @@ class ListedConfig(SizedConfig):
         """The tasks in the paper's order with their classes; one task takes all classes."""
         return dict(tasks_of(self.benchmark)) if self.benchmark in TASKED else {ONLY_TASK: ()}
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.tasks or tuple(self.task_classes())
+
     def following(self, inputs: Inputs | None) -> Self:
         """Without weights a clip takes the seconds that shards say they hold."""
         held = None if inputs or self.duration else stated_seconds(self.path)

@@ -53,6 +53,10 @@ class ScenesConfig(SourceConfig):
         return (self.eval_tasks if evaluation else self.train_tasks)(cache=False)
 
     @property
+    def named(self) -> tuple[str, ...]:
+        return self.tasks or TASKS
+
+    @property
     def label(self) -> str:
         return self.size or DEFAULT
 
@@ -86,7 +90,7 @@ class ScenesConfig(SourceConfig):
         return Parts(parts["train"], parts["validation"], parts["eval"], named, TENTHS if cut else 1)
 
     def _tasks(self, split: str, clips: int, device: Device, cache: bool) -> Tasks:
-        names = self.tasks or TASKS
+        names = self.named
         if not (cache and self.cached):
             return [(name, Scenes(name, split, clips, size=self.label, seed=self.seed)) for name in names]
         place = str(device if self.cache == "device" else "cpu")

@@ -1,16 +1,18 @@
 """Writes scenes as ordinary files: an mp4 (H.264 and AAC) and a JSON for each clip."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from stella.data.scenes.source import Scenes
+from stella.data.scenes.source import SIZES, SPLITS, Scenes
 from stella.files import write_json
 from stella.media.encode import encode
 
 FPS = 25  # the sampled frames of every size fall on whole frames at this rate
+NAME = re.compile(rf"({'|'.join(SIZES)})-\d+-[\w-]+-({'|'.join(SPLITS)})-\d{{6}}", re.ASCII)
 
 
 def run_lengths(mask: Tensor) -> list[int]:
@@ -18,6 +20,11 @@ def run_lengths(mask: Tensor) -> list[int]:
     values, lengths = torch.unique_consecutive(mask.flatten(), return_counts=True)
     runs: list[int] = lengths.tolist()
     return [0, *runs] if values[0] else runs
+
+
+def is_scene(path: Path | str) -> bool:
+    """Whether a file, or a clip that was made of one, has a name that `export` gives."""
+    return NAME.match(Path(path).name) is not None
 
 
 def export(scenes: Scenes, folder: Path) -> Iterator[Path]:

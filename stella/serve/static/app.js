@@ -6,7 +6,7 @@ const by = (id) => document.getElementById(id);
 const SHOWN = 12, LONGEST = 10; // results; seconds of a recording
 
 let trail = []; // what was asked, the present one last: {name, file | moment, to, url}
-let hits = [], chosen = -1;
+let hits = [], chosen = -1, summary = "";
 let asking = 0; // counts requests: only the latest one's answer is shown
 let limits = { bytes: Infinity };
 
@@ -49,11 +49,11 @@ async function ask(query) {
     if (mine !== asking) return;
     query.to = tree.to;
     query.by = tree.query.by;
-    if (trail.at(-1) !== query) trail.push(query);
+    if (trail.at(-1) !== query) trail = query.file ? begun(query) : [...trail, query];
     render(tree);
   } catch (error) {
     if (mine !== asking) return;
-    by("summary").textContent = "";
+    by("summary").textContent = summary; // what was found before is still there
     fail(query.file ? new Error(`${query.name}: ${error.message}`) : error);
   } finally {
     if (mine === asking) {
@@ -63,9 +63,12 @@ async function ask(query) {
   }
 }
 
+function begun(query) { // a file begins a new trail
+  trail.forEach((one) => one.url && one.url !== query.url && URL.revokeObjectURL(one.url));
+  return [query];
+}
+
 function askFile(file, name) {
-  trail.forEach((one) => one.url && URL.revokeObjectURL(one.url));
-  trail = [];
   stop();
   return ask({ file, name: name || file.name, url: URL.createObjectURL(file) });
 }
@@ -91,10 +94,12 @@ function render(tree) {
   document.querySelectorAll("#to input").forEach((one) => { one.checked = one.value === tree.to; });
   note(tree.stale);
   const what = tree.to === "video" ? ["moment whose picture fits", "moments whose pictures fit"] : ["sound that fits", "sounds that fit"];
-  by("summary").textContent = count
+  summary = count
     ? `${count} ${what[count === 1 ? 0 : 1]}, the best first, in ${Math.max(1, Math.round(1000 * tree.seconds))} ms`
     : "Nothing in the index has what was asked for.";
+  by("summary").textContent = summary;
   hits = tree.hits;
+  by("keys").hidden = !count;
   by("hits").replaceChildren(...hits.map(card));
   if (count) choose(0, true); else close();
 }
@@ -163,8 +168,8 @@ function reset() {
   close();
   trail = [];
   hits = [];
-  for (const id of ["asked", "results", "error", "progress"]) by(id).hidden = true;
-  by("summary").textContent = "";
+  for (const id of ["asked", "results", "error", "progress", "keys"]) by(id).hidden = true;
+  by("summary").textContent = summary = "";
   by("ask").hidden = false;
   by("choose").focus();
 }
@@ -262,7 +267,7 @@ by("toggle").addEventListener("click", () => {
   by("toggle").setAttribute("aria-pressed", String(!cold));
 });
 document.querySelectorAll("#to input").forEach((one) => one.addEventListener("change", () => {
-  if (trail.length) ask({ ...trail.pop(), to: one.value });
+  if (trail.length) ask(Object.assign(trail.at(-1), { to: one.value }));
 }));
 
 addEventListener("keydown", (event) => {
@@ -296,7 +301,9 @@ async function showState() {
   const state = await answer(fetch("/api/state"));
   limits = state.limits;
   note(state.stale);
-  by("about").textContent = `${counted(state.files, "file")} · ${counted(state.windows.video + state.windows.audio, "moment")}`;
+  by("caveat").hidden = !state.caveat;
+  by("caveat").textContent = state.caveat ? `${state.caveat}.` : "";
+  by("about").textContent = counted(state.files, "file");
   const facts = {
     Folders: state.folders.join(", ") || "none",
     Files: counted(state.files, "file") + (state.bad ? `, and ${state.bad.toLocaleString("en")} that cannot be used` : ""),

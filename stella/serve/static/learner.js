@@ -29,6 +29,7 @@ function facts(tree) {
     found["Last round"] = `${counted(last.clips, "clip")}, ${new Date(last.ended).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}`;
     if (last.old) found["Old clips"] = `accuracy ${figure(last.old[0])}% before it, ${figure(last.old[1])}% after`;
     if (last.new) found["New clips"] = `accuracy ${figure(last.new[0])}% before it, ${figure(last.new[1])}% after`;
+    if (last.chance !== null) found.Chance = `${figure(last.chance)}%: guessing among the ${counted(last.gallery, "clip")} measured`;
     if (last.F !== null) found.Forgetting = `${figure(last.F)} points lost from the best, on average (F)`;
     if (last.matching !== null) found.Matching = `${figure(last.matching)}% of ${last.pairs ? `${last.pairs} ` : ""}pairs told right`;
   }
@@ -43,13 +44,14 @@ function curves(history) {
   const lines = [
     ["old clips", "old", history.map((one) => one.old && one.old[1])],
     ["new clips", "new", history.map((one) => one.new && one.new[1])],
+    ["chance", "chance", history.map((one) => one.chance)],
     ["forgetting", "lost", history.map((one) => one.F)],
   ].filter(([, , values]) => values.some((value) => value !== null));
   const every = lines.flatMap(([, , values]) => values.filter((value) => value !== null));
   const low = Math.min(0, ...every), high = Math.max(20, 20 * Math.ceil(Math.max(...every) / 20)), first = history[0].round;
   const x = (round) => LEFT + (WIDTH - LEFT - RIGHT) * (history.length > 1 ? (round - first) / (history.length - 1) : 0.5);
   const y = (value) => HEIGHT - EDGE - 12 - (HEIGHT - 2 * EDGE - 12) * (value - low) / (high - low);
-  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Accuracy on old and on new clips and forgetting, by round" });
+  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Accuracy on old and on new clips, chance and forgetting, by round" });
   for (const tick of [0, high / 2, high]) {
     svg.append(drawn("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), class: "tick" }));
     svg.append(drawn("text", { x: LEFT - 6, y: y(tick) + 4, class: "number" }, tick.toFixed(0)));
@@ -82,11 +84,12 @@ async function show() {
   by("learner-title").textContent = `The learner ${tree.name}`;
   by("doing").textContent = `${tree.round ? `Round ${tree.round} is in use` : "Nothing is learnt yet"}; ${tree.doing}.`;
   by("learnt").replaceChildren(...Object.entries(facts(tree)).flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+  by("caveats").replaceChildren(...tree.caveats.map((line) => element("p", `${line.charAt(0).toUpperCase()}${line.slice(1)}.`, { className: "small" })));
   const measured = tree.history.filter((one) => one.old || one.new);
   by("curves").hidden = !measured.length;
   by("curves").querySelector("svg")?.remove();
   if (measured.length) by("curves").prepend(curves(tree.history));
-  by("curves").querySelector("figcaption").textContent = "Accuracy after each round, %, and forgetting, points.";
+  by("curves").querySelector("figcaption").textContent = "Accuracy after each round, %: how often a clip set aside is among the first 1, 5 and 10 that fit, the mean. Forgetting: points lost.";
   by("forgetting").hidden = !tree.forgetting.length;
   by("forgetting").querySelector("ul").replaceChildren(...tree.forgetting.map(clip));
 }

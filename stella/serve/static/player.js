@@ -8,6 +8,7 @@ const matter = document.getElementById("matter");
 const seek = document.getElementById("seek");
 const play = document.getElementById("play");
 const words = document.getElementById("words");
+const button = document.getElementById("toggle"); // of the heat map
 const small = document.createElement("canvas"); // one pixel a cell of the map; the browser scales it smoothly
 
 let hit = null;
@@ -32,6 +33,7 @@ export async function show(moment, start) {
   wanted = start;
   heat.width = heat.width; // clears it
   words.textContent = "";
+  button.disabled = true;
   video.poster = address(moment, "picture");
   screen.style.aspectRatio = moment.sound ? "16 / 9" : "";
   open(moment.whole ? "media" : "clip");
@@ -40,9 +42,16 @@ export async function show(moment, start) {
     const tree = await answer.json();
     if (hit !== moment) return;
     maps = answer.ok ? tree : null;
-    words.textContent = answer.ok ? "seconds of its sound that matter" : moment.sound ? "" : tree.error;
+    button.disabled = !maps;
+    words.textContent = moment.sound || answer.ok ? "" : tree.error;
+    legend();
   } catch { /* the page goes on without it */ }
   draw();
+}
+
+function legend() { // once both the map and the size of the picture are there
+  const sides = video.videoWidth && video.videoWidth !== video.videoHeight && !hit.sound;
+  if (maps) words.textContent = `bars: seconds of its sound that matter${sides ? "; darker: not seen by the model" : ""}`;
 }
 
 function open(what) {
@@ -54,6 +63,7 @@ function open(what) {
 
 video.addEventListener("loadedmetadata", () => {
   if (video.videoWidth) screen.style.aspectRatio = `${video.videoWidth} / ${video.videoHeight}`;
+  legend();
   to(hit.start);
   if (wanted) start();
 });
