@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stella.codec import Patching
+from stella.config import spelt
 from stella.errors import StellaError
 
 
@@ -62,7 +63,7 @@ def capacity_for(columns: Mapping[str, Column], *, clips: int | None, bytes: int
     """Number of clips in a memory whose size is given in clips or in bytes."""
     if (clips is None) == (bytes is None):
         raise StellaError(
-            f"the memory's size is given as clips={clips} and bytes={bytes}; set exactly one and the other to none"
+            f"memory.clips={spelt(clips)} and memory.bytes={spelt(bytes)}: set exactly one, and the other to none"
         )
     each = bytes_per_clip(columns)
     capacity = clips if clips is not None else (bytes or 0) // each

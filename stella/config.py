@@ -76,7 +76,7 @@ def nearest(name: str, names: Iterable[str], path: str = "") -> str:
 
 def _paths(cls: Any, key: str, path: str = "") -> list[str]:
     """Where a configuration has a key of this name."""
-    hints, found = typing.get_type_hints(cls), [path + key] if path and key in _names(cls) else []
+    hints, found = typing.get_type_hints(cls), [path + key] if key in _names(cls) else []
     for name in _names(cls):
         for kind in (hints[name], *typing.get_args(hints[name])):
             if dataclasses.is_dataclass(kind):
@@ -104,6 +104,16 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 def spelt(value: Any) -> str:
     """A value as it is written in a configuration: none, true, 'text'."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def check_values(config: Any, path: str, **rules: tuple[bool, str]) -> None:
+    """Refuse the first key whose value breaks its rule, such as `lr=(0 < self.lr, "be above 0")`.
+
+    It is told by its whole name: `path` is that of the configuration's table, with its dot.
+    """
+    for name, (kept, rule) in rules.items():
+        if not kept:
+            raise ConfigError(f"{path}{name}={spelt(getattr(config, name))} must {rule}")
 
 
 def merged(tree: Any, over: Any) -> Any:

@@ -197,8 +197,8 @@ def test_capacity_is_given_in_clips_or_in_bytes() -> None:
 @pytest.mark.parametrize(
     ("clips", "bytes", "said"),
     [
-        (None, None, "given as clips=None and bytes=None"),
-        (10, 1000, "given as clips=10 and bytes=1000"),
+        (None, None, "memory.clips=none and memory.bytes=none: set exactly one"),
+        (10, 1000, "memory.clips=10 and memory.bytes=1000: set exactly one"),
         (None, EACH - 1, f"memory.bytes={EACH - 1} holds no clip; one takes {EACH} bytes"),
         (-1, None, "memory.clips=-1 holds no clip"),
         (None, -5, "memory.bytes=-5 holds no clip"),

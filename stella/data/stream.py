@@ -49,7 +49,7 @@ class StreamConfig:
         least = {"batch_size": 1, "epochs": 1, "workers": 0, "prefetch": 1, "size": 1, "spec_frames": 1, "mels": 1}
         for name, value in least.items():
             if getattr(self, name) < value:
-                raise ConfigError(f"{name} must be at least {value}, not {getattr(self, name)}")
+                raise ConfigError(f"stream.{name} must be at least {value}, not {getattr(self, name)}")
         if self.workers > MOST_WORKERS:
             raise ConfigError(f"stream.workers={self.workers} must be at most {MOST_WORKERS}: each is a process")
         if not 0 <= self.most_bad <= 1:

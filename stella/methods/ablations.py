@@ -10,6 +10,7 @@ from stella import selection
 from stella.methods.base import ObjectiveConfig, check_kept
 from stella.methods.derpp import DERpp, DERppConfig
 from stella.model.cav import CAVConfig, Patches
+from stella.model.slow import check_shares
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class AblationConfig(DERppConfig):
     # Repeated so that its help text does not mention Continual-AS, on which the paper does not run these.
     alpha: float = 0.5  # weight of the penalty
     keep_ratio: float = 0.5  # ρ, share of the patches kept, both modalities
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares("args.", keep_ratio=self.keep_ratio)
 
 
 class SomePatches(DERpp):

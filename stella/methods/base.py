@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stella import codec, losses, selection
 from stella.clip import Batch
 from stella.columns import Column, capacity_for, coded
+from stella.config import check_values
 from stella.errors import ConfigError
 from stella.memory import Memory, MemoryBatch
 from stella.model.avm import AVM
@@ -35,11 +36,13 @@ class ObjectiveConfig:
     norm_pix: bool = True  # reconstruct patches normalised one by one
 
     def __post_init__(self) -> None:
-        if not (0 < self.mask_ratio < 1 and self.tau > 0 and self.contrast_weight >= 0):
-            raise ConfigError(
-                f"objective.mask_ratio={self.mask_ratio} must lie between 0 and 1, tau={self.tau} above 0 and "
-                f"contrast_weight={self.contrast_weight} must not be negative"
-            )
+        check_values(
+            self,
+            "objective.",
+            mask_ratio=(0 < self.mask_ratio < 1, "lie between 0 and 1"),
+            tau=(self.tau > 0, "be above 0"),
+            contrast_weight=(self.contrast_weight >= 0, "not be negative"),
+        )
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def check_kept(model: CAVConfig, objective: ObjectiveConfig, kept_a: int, kept_v
             )
         if not visible < kept <= length:
             raise ConfigError(
-                f"keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
+                f"args.keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
                 f"set it above {1 - objective.mask_ratio:g} and at most to 1"
             )
 
@@ -273,13 +276,6 @@ def drawn_patches(drawn: MemoryBatch) -> tuple[Patches, Patches]:
     """The stored patches of the drawn clips, audio and video."""
     a, v = (Patches(drawn[f"patches_{of}"], drawn[f"positions_{of}"].long()) for of in "av")
     return a, v
-
-
-def check_weights(**weights: float) -> None:
-    """Refuse a negative weight of a loss, or size of a step."""
-    for name, weight in weights.items():
-        if not weight >= 0:
-            raise ConfigError(f"{name}={weight} must not be negative")
 
 
 def output_rows(out: Pretrained, batch: Batch) -> dict[str, Tensor]:

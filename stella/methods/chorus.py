@@ -29,12 +29,17 @@ from stella.methods.base import (
 )
 from stella.methods.er import ERConfig
 from stella.model.cav import CAVConfig, Patches
+from stella.model.slow import check_shares
 
 
 @dataclass(frozen=True)
 class ChorusConfig(ERConfig):
     draws: float = 3.0  # past clips for each current one
     keep_ratio: float = 0.5  # ρ, share of the patches stored, and of the current clips' trained on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares("args.", keep_ratio=self.keep_ratio)
 
     def kappa(self, length: int) -> int:
         return selection.kappa(length, self.keep_ratio)

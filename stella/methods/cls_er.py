@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
+from stella.config import check_values
 from stella.losses import pair_nll
-from stella.methods.base import Losses, check_weights, clip_rows, penalty
+from stella.methods.base import Losses, clip_rows, penalty
 from stella.methods.er import Replay
 from stella.model.cav import CAV, Patches, Split
 from stella.model.slow import SlowWeights, check_shares
@@ -26,9 +27,9 @@ class CLSERConfig:
     evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the stable copy
 
     def __post_init__(self) -> None:
-        check_weights(weight=self.weight)
-        check_shares(alpha_stable=self.alpha_stable, alpha_plastic=self.alpha_plastic)
-        check_shares(rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)
+        check_values(self, "args.", weight=(self.weight >= 0, "not be negative"))
+        check_shares("args.", alpha_stable=self.alpha_stable, alpha_plastic=self.alpha_plastic)
+        check_shares("args.", rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)
 
 
 class CLSER(Replay):

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.columns import Column
+from stella.config import check_values
 from stella.memory import MemoryBatch
 from stella.methods.base import (
     Losses,
     Method,
-    check_weights,
     clip_columns,
     clip_rows,
     output_columns,
@@ -26,7 +26,7 @@ class DERppConfig:
     alpha: float = 0.5  # weight of the penalty (1.0 on Continual-AS)
 
     def __post_init__(self) -> None:
-        check_weights(alpha=self.alpha)
+        check_values(self, "args.", alpha=(self.alpha >= 0, "not be negative"))
 
 
 class DERpp(Method):

@@ -5,7 +5,7 @@ from typing import Any
 
 from stella.clip import Batch
 from stella.columns import Column
-from stella.errors import ConfigError
+from stella.config import check_values
 from stella.memory import MemoryBatch
 from stella.methods.base import Losses, Method, clip_columns, clip_rows
 from stella.model.cav import CAVConfig
@@ -16,8 +16,7 @@ class ERConfig:
     draws: float = 1.0  # past clips for each current one
 
     def __post_init__(self) -> None:
-        if not self.draws > 0:
-            raise ConfigError(f"draws={self.draws} must be above 0: past clips for each current one")
+        check_values(self, "args.", draws=(self.draws > 0, "be above 0: past clips for each current one"))
 
 
 class Replay(Method):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.errors import ConfigError
+from stella.config import check_values
 from stella.losses import every, mean
 from stella.methods.base import Losses, clip_rows, penalty
 from stella.methods.er import Replay
@@ -31,9 +31,8 @@ class ESMERConfig:
     evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the slow copy
 
     def __post_init__(self) -> None:
-        if not (self.beta > 0 and self.gamma >= 0):
-            raise ConfigError(f"beta={self.beta} must be above 0 and gamma={self.gamma} must not be negative")
-        check_shares(alpha_loss=self.alpha_loss, alpha=self.alpha, rate=self.rate)
+        check_values(self, "args.", beta=(self.beta > 0, "be above 0"), gamma=(self.gamma >= 0, "not be negative"))
+        check_shares("args.", alpha_loss=self.alpha_loss, alpha=self.alpha, rate=self.rate)
 
 
 @dataclass(frozen=True)

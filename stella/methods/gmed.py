@@ -8,10 +8,11 @@ from torch import Tensor
 
 from stella.clip import Batch
 from stella.columns import Column
+from stella.config import check_values
 from stella.errors import ConfigError
 from stella.losses import mean
 from stella.memory import MemoryBatch
-from stella.methods.base import Losses, MemoryConfig, check_weights, clip_columns, clip_rows
+from stella.methods.base import Losses, MemoryConfig, clip_columns, clip_rows
 from stella.methods.virtual import LooksAhead, Weights
 from stella.model.cav import CAVConfig
 
@@ -23,7 +24,11 @@ class GMEDConfig:
     gamma: float = 1.0  # decay of the step size with each edit of the same clip
 
     def __post_init__(self) -> None:
-        check_weights(alpha=self.alpha, beta=self.beta, gamma=self.gamma)
+        check_values(
+            self,
+            "args.",
+            **{name: (getattr(self, name) >= 0, "not be negative") for name in ("alpha", "beta", "gamma")},
+        )
 
 
 @dataclass(frozen=True)

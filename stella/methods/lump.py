@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import Batch
-from stella.errors import ConfigError
+from stella.config import check_values
 from stella.methods.base import Losses, clip_rows
 from stella.methods.er import Replay
 from stella.selection import pair_past
@@ -17,8 +17,8 @@ class LUMPConfig:
     concentration: float = 0.1  # λ of Beta(λ, λ), from which the mixing weight is drawn (0.05 on Continual-AS)
 
     def __post_init__(self) -> None:
-        if not 0 < self.concentration < float("inf"):
-            raise ConfigError(f"concentration={self.concentration} must be above 0, and finite")
+        fits = 0 < self.concentration < float("inf")
+        check_values(self, "args.", concentration=(fits, "be above 0 and finite"))
 
 
 class LUMP(Replay):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from stella.clip import Batch
-from stella.errors import ConfigError
+from stella.config import check_values
 from stella.memory import MemoryBatch
 from stella.methods.virtual import LooksAhead
 
@@ -15,8 +15,7 @@ class MIRConfig:
     candidates: int = 5  # C, candidates drawn for each clip of the batch
 
     def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise ConfigError(f"candidates={self.candidates} must be at least 1")
+        check_values(self, "args.", candidates=(self.candidates >= 1, "be at least 1"))
 
 
 class MIR(LooksAhead):

@@ -22,14 +22,13 @@ from torch import Tensor
 from stella import selection
 from stella.clip import Batch
 from stella.columns import Column
-from stella.errors import ConfigError
+from stella.config import check_values
 from stella.memory import MemoryBatch
 from stella.methods.base import (
     Losses,
     Method,
     ObjectiveConfig,
     check_kept,
-    check_weights,
     clip_columns,
     clip_rows,
     joined,
@@ -39,6 +38,7 @@ from stella.methods.base import (
 from stella.methods.derpp import stored_penalty
 from stella.model.avm import AVM, Scored, check_heads, draw_pairs, score
 from stella.model.cav import CAVConfig, Patches
+from stella.model.slow import check_shares
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,17 @@ class STELLAConfig:
     correlation: bool = True  # false: prune no patch ("LPIS only")
 
     def __post_init__(self) -> None:
-        check_weights(alpha=self.alpha)
-        least = {"chunk": self.chunk, "score_every": self.score_every, "avm_heads": self.avm_heads}
-        if not self.beta > 0 or any(value is not None and value < 1 for value in least.values()):
-            given = ", ".join(f"{name}={value}" for name, value in least.items())
-            raise ConfigError(f"beta={self.beta} must be above 0, and {given} at least 1")
+        check_values(
+            self,
+            "args.",
+            alpha=(self.alpha >= 0, "not be negative"),
+            beta=(self.beta > 0, "be above 0"),
+            chunk=(self.chunk >= 1, "be at least 1"),
+            score_every=(self.score_every >= 1, "be at least 1"),
+            avm_heads=(self.avm_heads is None or self.avm_heads >= 1, "be at least 1"),
+        )
+        ratios = {name: getattr(self, name) for name in ("keep_ratio", "keep_ratio_a", "keep_ratio_v")}
+        check_shares("args.", **{name: ratio for name, ratio in ratios.items() if ratio is not None})
 
     def kappa_a(self, model: CAVConfig) -> int:
         return selection.kappa(model.patches_a, self.keep_ratio if self.keep_ratio_a is None else self.keep_ratio_a)

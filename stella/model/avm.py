@@ -55,7 +55,7 @@ class Matching:
 
 def check_heads(dim: int, heads: int) -> None:
     if heads < 1 or dim % heads:
-        raise ConfigError(f"the matching module's heads={heads} must divide dim={dim}; choose another number")
+        raise ConfigError(f"args.avm_heads={heads} must divide the model's dim={dim}; choose another number")
 
 
 class AVM(nn.Module):

@@ -57,7 +57,10 @@ class CAVConfig:
     def _divides(self, name: str, unit: str) -> None:
         size, by = getattr(self, name), getattr(self, unit)
         if by < 1 or size < 1 or size % by:
-            raise ConfigError(f"{name}={size} must be a positive multiple of {unit}={by}; choose another size")
+            data = ", or another data.pixels, from which it follows" if name == "image_size" else ""
+            raise ConfigError(
+                f"model.{name}={size} must be a positive multiple of {unit}={by}; choose another size{data}"
+            )
 
     @property
     def grid_a(self) -> tuple[int, int]:

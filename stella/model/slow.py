@@ -39,8 +39,8 @@ class SlowWeights(nn.Module):
             ours.lerp_(theirs, weight.to(ours.dtype))
 
 
-def check_shares(**shares: float) -> None:
-    """Refuse decays and probabilities outside [0, 1]."""
+def check_shares(path: str = "", /, **shares: float) -> None:
+    """Refuse decays and probabilities outside [0, 1]; `path` is that of their keys."""
     for name, share in shares.items():
         if not 0 <= share <= 1:
-            raise ConfigError(f"{name}={share} must lie between 0 and 1")
+            raise ConfigError(f"{path}{name}={share} must lie between 0 and 1")

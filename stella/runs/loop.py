@@ -36,7 +36,7 @@ from stella.runs.plan import plan, told
 from stella.runs.progress import say
 from stella.runs.stop import Stop, Stopped
 from stella.runs.training import RunResult, Training, changed_keys, evaluations_of, result_of
-from stella.train.processes import first, job, processes, restarts
+from stella.train.processes import job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]
@@ -83,10 +83,12 @@ def resume(
     folder = RunFolder(run)
     stored_config(folder)
     tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
-    if folder.end is not None and first():
+    finished = folder.end is not None
+    result = pretrain(build(RunConfig, tree), run, resume=True, console=console)
+    if finished and result.speaks:
         go_on = f"stella learn HOME SRC… --from {run}"
         say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
-    return pretrain(build(RunConfig, tree), run, resume=True, console=console)
+    return result
 
 
 def _came_back(folder: RunFolder) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from stella.config import check_values
 from stella.errors import ConfigError
 from stella.fast.activations import Activations
 from stella.train.device import Compile, Precision
@@ -45,13 +46,11 @@ class TrainConfig:
         for name in ("decay", "ema"):
             if (share := getattr(self, name)) is not None and not 0 <= share <= 1:
                 raise ConfigError(f"train.{name}={share} must lie in 0…1")
-        if not (
-            0 < self.lr < float("inf")
-            and 0 <= self.beta1 < 1
-            and 0 <= self.beta2 < 1
-            and 0 <= self.weight_decay < float("inf")
-        ):
-            raise ConfigError(
-                f"train.lr={self.lr} must be positive and finite, beta1={self.beta1} and beta2={self.beta2} in 0…1 and "
-                f"weight_decay={self.weight_decay} finite and not negative"
-            )
+        check_values(
+            self,
+            "train.",
+            lr=(0 < self.lr < float("inf"), "be above 0 and finite"),
+            beta1=(0 <= self.beta1 < 1, "be at least 0 and below 1"),
+            beta2=(0 <= self.beta2 < 1, "be at least 0 and below 1"),
+            weight_decay=(0 <= self.weight_decay < float("inf"), "be at least 0 and finite"),
+        )

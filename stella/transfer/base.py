@@ -25,8 +25,8 @@ Columns = dict[str, Tensor]
 class Options:
     """What a task's head and training depend on besides the model and the data."""
 
-    frozen: bool = True
-    probe: bool = False
+    frozen: bool = True  # keep the backbone as it is; false: train it too (--trained)
+    probe: bool = False  # one linear layer instead of the task's head (--probe)
     head_rate: float = 1.0  # the head's learning rate, as a multiple of train.lr
     channels: int | None = None  # of the mask decoder; none: a third of the model's
     align: float = 0.0  # weight of the alignment of masked features with the sound; 0.5 with data.subset=ms3

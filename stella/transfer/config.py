@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, merged, overridden, to_tree
+from stella.config import build, check_values, merged, overridden, to_tree
 from stella.data.config import DataConfig, is_embedded
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
@@ -32,11 +32,11 @@ class WeightsConfig:
 
 @dataclass(frozen=True)
 class TransferConfig:
-    task: Downstream = "classify"
+    task: Downstream = "classify"  # the first argument of the command
     seed: int = 0  # of the head, the order, augmentation and masks
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     head: Options = field(default_factory=Options)
-    warmup_epochs: int = 0
+    warmup_epochs: int = 0  # in which the learning rate rises; segment has 3, events 2
     features: str | None = None  # folder of a frozen backbone's features, shared by runs; none: the run's own
     views: int = 1  # augmented versions of a clip whose features are kept, for epochs in turn; 0: a new one every epoch
     data: DataConfig = field(default_factory=ScenesConfig)
@@ -45,10 +45,18 @@ class TransferConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        if self.warmup_epochs < 0 or self.views < 0:
-            raise ConfigError(f"warmup_epochs={self.warmup_epochs} and views={self.views} must be at least 0")
+        check_values(
+            self,
+            "",
+            warmup_epochs=(self.warmup_epochs >= 0, "be at least 0"),
+            views=(self.views >= 0, "be at least 0"),
+        )
         if self.warmup_epochs > self.stream.epochs:
-            raise ConfigError(f"warmup_epochs={self.warmup_epochs} is more than stream.epochs={self.stream.epochs}")
+            epochs = self.stream.epochs
+            raise ConfigError(
+                f"warmup_epochs={self.warmup_epochs} is more than stream.epochs={epochs}; "
+                f"set warmup_epochs={epochs} or less"
+            )
         if self.views > 1 and not self.stream.augment:
             raise ConfigError(f"views={self.views} are all the same without augmentation; set stream.augment=true")
         if self.task == "retrieval" and self.head.frozen:

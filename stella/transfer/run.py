@@ -67,6 +67,8 @@ def transfer(
                 return RunResult(folder.root, True, folder.end)
         for remark in config.data.remarks():
             say(console, f"{config.data.source}: {remark}", "yellow")
+        if config.task == "matching" and loaded.avm is not None:
+            say(console, f"{config.weights.source} has a matching module; this trains a new one", "yellow")
         with Stop() as stop:
             try:
                 if config.task == "localise":
@@ -80,12 +82,14 @@ def transfer(
 
 def resume(run: Path | str, values: Iterable[str] = (), console: Console | None = None) -> RunResult:
     """Continue a downstream run with its own configuration."""
-    tree = overridden(RunFolder(run).read_config(), list(values))
+    tree = RunFolder(run).read_config()
+    if "method" in tree:
+        raise StellaError(f"{run} is a run of stella pretrain; continue it with stella pretrain --resume {run}")
     try:
-        config = build(TransferConfig, tree)
+        build(TransferConfig, tree)
     except ConfigError as error:
         raise StellaError(f"{run} is no downstream run of this version ({error}); start a new one") from error
-    return transfer(config, run, resume=True, console=console)
+    return transfer(build(TransferConfig, overridden(tree, list(values))), run, resume=True, console=console)
 
 
 def _check_unchanged(folder: RunFolder, config: TransferConfig) -> None:

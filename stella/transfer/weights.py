@@ -41,7 +41,7 @@ def _file(config: WeightsConfig) -> Path | str:
         return source
     folder = RunFolder(source)
     if config.after is not None:
-        path, why = folder.task_weights(config.after - 1), "train it with train.keep_task_weights=true"
+        path, why = folder.task_weights(config.after - 1), _kept(folder)
     elif config.slow:
         path, why = folder.slow_weights, "train it with train.ema"
     else:
@@ -49,3 +49,12 @@ def _file(config: WeightsConfig) -> Path | str:
     if not path.exists():
         raise StellaError(f"{source} has no {path.relative_to(folder.root)}; {why}")
     return path
+
+
+def _kept(folder: RunFolder) -> str:
+    """After which tasks a run has weights, or how it comes to have them."""
+    after = sorted(int(file.stem.removeprefix("after-")) for file in folder.task_weights(0).parent.glob("after-*"))
+    if not after:
+        return "train it with train.keep_task_weights=true"
+    tasks = f"tasks {after[0]} to {after[-1]}" if len(after) > 1 else f"task {after[0]}"
+    return f"it has the weights after {tasks}"

@@ -230,7 +230,7 @@ def test_wrong_hyper_parameters_fail_with_their_key() -> None:
     for name in ("stella", "stella_plus", "random", "mats", "chorus"):
         with pytest.raises(ConfigError, match=r"keep_ratio keeps \d+ of 64 patches, of which 12 are visible"):
             method(name, keep_ratio=0.2)
-        with pytest.raises(ConfigError, match=r"keep_ratio=1\.1 is a share"):
+        with pytest.raises(ConfigError, match=r"args\.keep_ratio=1\.1 must lie between 0 and 1"):
             method(name, keep_ratio=1.1)
 
 

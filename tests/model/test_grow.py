@@ -147,6 +147,8 @@ def test_the_command_writes_a_file_to_train_on_from(tmp_path: Path) -> None:
             sum(p.numel() for m in (w.model, w.avm) if m for p in m.parameters()) for w in map(load, (file, given[0]))
         ]
         assert f"{counted[0]:,} parameters became {counted[1]:,}." in done.output.replace("\n", " ")
+    again = CliRunner().invoke(app, ["grow", str(file), str(out)])
+    assert str(again.exception) == f"{out} exists already; choose another name, or remove it"
     one, other, wide = (load(path) for path in (file, out, larger))
     assert other.inputs == inputs and other.avm is not None and other.extra["grown_from"] == str(file)
     audio = torch.randn(2, 32, 32)

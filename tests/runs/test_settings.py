@@ -11,6 +11,7 @@ from rich.console import Console
 from stella.config import build, resolve, to_tree
 from stella.data.folder import FolderConfig
 from stella.errors import ConfigError, StellaError
+from stella.runs.build import check
 from stella.runs.config import RunConfig, machine, model_config, settle
 from stella.runs.environment import environment
 from stella.runs.folder import RunFolder
@@ -46,7 +47,7 @@ def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() ->
         ("model.image_size=50", r"image_size=50 must be a positive multiple"),
         ("objective.mask_ratio=1.5", r"mask_ratio=1\.5 must lie between 0 and 1"),
         ("objective.mask_ratio=nan", r"mask_ratio must be a finite number, not nan"),
-        ("objective.tau=0", r"tau=0\.0 above 0"),
+        ("objective.tau=0", r"objective\.tau=0\.0 must be above 0$"),
         ("evaluate.batch=0", r"evaluate\.batch=0 must be at least 1"),
         ("seed=-1", r"seed=-1 must be at least 0"),
         ("seed=99999999999999999999", r"seed must be an integer of at most 63 bits, not 99999999999999999999"),
@@ -55,6 +56,26 @@ def test_settling_twice_changes_nothing_and_a_settled_configuration_travels() ->
 def test_what_cannot_be_is_told(override: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         settle(resolve(RunConfig, None, [override]))
+
+
+WRONG = (
+    *("stream.batch_size=0", "stream.epochs=0", "stream.workers=-1", "train.lr=-1", "train.beta1=2", "train.beta2=1"),
+    *("train.weight_decay=-1", "train.ema=2", "train.log_every=0", "memory.clips=-5", "memory.clips=none"),
+    *("objective.tau=0", "objective.mask_ratio=1", "objective.contrast_weight=-1", "model.image_size=33"),
+    *("method=stella args.beta=0", "method=stella args.chunk=0", "method=stella args.score_every=0"),
+    *("method=stella args.avm_heads=0", "method=stella args.keep_ratio_a=2", "method=random args.keep_ratio=2"),
+    *("method=esmer args.beta=0", "method=esmer args.gamma=-1", "method=esmer args.rate=2"),
+    *("method=cls_er args.weight=-1", "method=cls_er args.rate_plastic=2", "method=er args.draws=0"),
+    *("method=lump args.concentration=0", "method=mir args.candidates=0", "method=chorus args.keep_ratio=-1"),
+)
+
+
+@pytest.mark.parametrize("values", WRONG)
+def test_a_wrong_value_is_told_with_the_key_that_was_typed(values: str) -> None:
+    key, _, value = values.split()[-1].partition("=")
+    with pytest.raises(StellaError) as refused:
+        check(settle(resolve(RunConfig, None, values.split())))
+    assert str(refused.value).startswith(key) and value in str(refused.value)
 
 
 NAN = float("nan")

@@ -339,7 +339,8 @@ def test_a_run_resumes_with_the_weights_it_was_started_with(file: Path, tmp_path
         ("retrieval", ("head.frozen=true",), "retrieval trains the backbone"),
         ("matching", ("head.frozen=false",), "frozen backbone"),
         ("classify", ("views=3",), "all the same without augmentation"),
-        ("classify", ("warmup_epochs=9",), "more than stream.epochs=2"),
+        ("classify", ("warmup_epochs=9",), "more than stream.epochs=2; set warmup_epochs=2 or less"),
+        ("classify", ("train.warmup_epochs=0",), "did you mean warmup_epochs\\?"),
         ("classify", ("weights.slow=true",), "is not a run"),
         ("classify", ("weights.source=nowhere.safetensors",), "cannot be read"),
         ("classify", ("weights.source=random:huge",), "unknown model 'huge'"),
@@ -349,6 +350,18 @@ def test_what_cannot_be_is_refused(task: str, more: tuple[str, ...], sentence: s
     with pytest.raises(StellaError, match=sentence):
         go(task, file, tmp_path / "run", *more)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_module_that_replaces_another_is_told(file: Path, tmp_path: Path) -> None:
+    def said(model: Path | str) -> str:
+        values = [f"weights.source={model}", *SMALL, "data.clips=4", "stream.epochs=1"]
+        console = Console(file=io.StringIO(), width=500)
+        transfer(transfer_config("matching", None, values), tmp_path / Path(model).stem, console=console)
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    assert f"{file} has a matching module; this trains a new one" in said(file)
+    weights.save(tmp_path / "none.safetensors", weights.load(file).model, None)
+    assert "matching module" not in said(tmp_path / "none.safetensors")
 
 
 def test_a_source_without_masks_serves_no_segmentation() -> None:

@@ -34,6 +34,7 @@ from stella.transfer.classify import WINDOWS, Classify
 from stella.transfer.config import WeightsConfig
 from stella.transfer.results import downstream_rows
 from stella.transfer.retrieval import Retrieval
+from stella.transfer.run import resume
 from stella.transfer.segment import Segment
 from stella.transfer.weights import open_weights
 
@@ -277,8 +278,16 @@ def test_weights_after_every_task_are_kept_in_half_precision(tmp_path: Path, mon
         for p, q in zip(last.state_dict().values(), after.half().state_dict().values(), strict=True)
     )
     assert not torch.equal(last.modality_a, slow.modality_a)
-    with pytest.raises(StellaError, match="keep_task_weights"):
+    with pytest.raises(
+        StellaError, match=r"has no weights/after-4\.safetensors; it has the weights after tasks 1 to 3"
+    ):
         open_weights(WeightsConfig(run, after=4), 0)
+    for path in files:
+        path.unlink()
+    with pytest.raises(StellaError, match=r"has no weights/after-1\.safetensors; train it with train\.keep_task_weigh"):
+        open_weights(WeightsConfig(run, after=1), 0)
+    with pytest.raises(StellaError, match="run of stella pretrain; continue it with stella pretrain --resume"):
+        resume(run)
 
 
 def test_the_command_line(tmp_path: Path) -> None:
