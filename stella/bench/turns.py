@@ -9,7 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 from stella.bench.steps import let_go
 from stella.data.workers import die_with_parent
@@ -28,10 +29,14 @@ def one_after_the_other(
     names = list(jobs)
     for start in range(0, len(names), processes):
         group = names[start : start + processes]
-        with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(group), get_context("spawn")) as pool:
+        with (
+            _answered(signal.SIGTERM, _end),
+            tempfile.TemporaryDirectory() as folder,
+            ProcessPoolExecutor(len(group), get_context("spawn")) as pool,
+        ):
             ready = [Path(folder) / f"ready {number}" for number in range(len(group))]
             others = set(active_children())
-            with _deaf():
+            with _answered(signal.SIGINT, signal.SIG_IGN):  # this process ends them
                 running = {name: pool.submit(_job, function, jobs[name], ready, i) for i, name in enumerate(group)}
             try:
                 for name, each in running.items():
@@ -46,17 +51,22 @@ def one_after_the_other(
                 raise
 
 
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    """End as by Ctrl-C: with the processes that were begun, and without leaving their semaphores."""
+    raise SystemExit(128 + number)
+
+
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that begin inside ignore Ctrl-C: their parent ends them."""
+def _answered(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """Inside, this handler answers the signal. Processes that begin there ignore it if their parent does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def _job(function: Callable[..., T], job: tuple[Any, ...], ready: Sequence[Path], own: int) -> T:

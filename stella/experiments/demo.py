@@ -16,7 +16,7 @@ from stella.experiments.recipe import run_config
 from stella.experiments.runner import run_all
 from stella.report.found import write_found
 from stella.report.page import write_page
-from stella.report.tables import accuracy_table, results_table
+from stella.report.tables import accuracy_table, results_table, times
 from stella.runs.progress import say
 from stella.runs.record import ceilings, group, read_run
 from stella.search import Index
@@ -58,7 +58,7 @@ def demo(folder: Path, console: Console) -> int:
         console,
         f"STELLA+'s matching module is right about {last['avm_accuracy_by_task'][-1]:.0f}% of matched and mismatched "
         f"pairs of the last task ({last['avm_accuracy']:.0f}% over all six) and finds the sounding object: patches on "
-        f"it are {min(ratios):.0f} to {max(ratios):.0f} times as important as the others.",
+        f"it are {times(min(ratios), 0)} to {times(max(ratios), 0)} times as important as the others.",
     )
     say(console, "One seed illustrates, it does not rank methods: results/README.md has five.", "dim")
     console.print()

@@ -1,6 +1,5 @@
 """Downstream tasks of every run of a reproduction, beside the paper's figures."""
 
-import csv
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -12,11 +11,10 @@ from rich.console import Console
 
 from stella.config import read_toml, to_tree
 from stella.data.config import is_embedded
-from stella.errors import StellaError
 from stella.experiments.paper import format_figure
 from stella.experiments.pool import in_processes
 from stella.experiments.recipe import Recipe
-from stella.experiments.results import to_csv
+from stella.experiments.results import check_columns, read_csv, to_csv
 from stella.experiments.tables import Sheet, markdown, terminal
 from stella.files import Line, write_text
 from stella.runs.config import RunConfig
@@ -107,10 +105,8 @@ def paper_figures() -> dict[str, dict[str, Any]]:
 def show_downstream(name: str, recipe: Recipe, results: Path, console: Console) -> None:
     """Print the table of a downstream.csv and write it beside the file."""
     results = results.with_name(RESULTS) if results.name == "results.csv" else results
-    try:
-        lines = list(csv.DictReader(results.read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise StellaError(f"{results} cannot be read ({error.strerror}); give a {RESULTS}") from error
+    lines = read_csv(results)
+    check_columns(name, results, lines, ("name", "seed", "task", "value", "without_looking"))
     sheets = [downstream_sheet(recipe, order, lines) for order in recipe.orders]
     console.print(terminal(sheets))
     write_text(results.with_suffix(".md"), markdown(name, sheets))

@@ -6,6 +6,7 @@ downstream task.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from rich.console import Console
 
 from stella.bench.measure import rates
 from stella.data.archives.benchmarks import ListedConfig
+from stella.data.config import DataConfig
 from stella.errors import ConfigError, number_of
 from stella.experiments.recipe import Recipe, run_config
 from stella.files import Line, absolute, read_json, write_json
-from stella.runs.build import passes
 from stella.runs.config import RunConfig, settle
 from stella.runs.folder import RunFolder
 from stella.runs.loop import pretrain
@@ -94,18 +95,20 @@ def make_initial(runs: Mapping[Path, RunConfig], console: Console) -> int:
 def tell_cost(configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Path, console: Console) -> None:
     """Say how many hours of this machine the runs that are not finished take, at its measured rate.
 
+    Data that cannot be opened are refused first.
     The rates are kept in `folder`, so that a command that goes on does not measure again.
     """
     left = {key: _unfinished(folder / key, seeds) for key in configs}
     configs = {key: config for key, config in configs.items() if left[key]}
+    count = cache(_clips)
+    clips = {key: count(settle(config).data) * config.stream.epochs for key, config in configs.items()}
     kinds = {f"{config.method}, batch {config.stream.batch_size}": config for config in configs.values()}
     known = _rates(kinds, folder, console)
     hours = {}
     for key, config in configs.items():
         rate = known.get(f"{config.method}, batch {config.stream.batch_size}")
         if rate is not None:
-            tasks = settle(config).data.train_tasks()
-            hours[key] = left[key] * passes(tasks, config.stream) / rate / 3600
+            hours[key] = left[key] * clips[key] / rate / 3600
     if not configs:
         return
     slowest = max(hours, key=lambda key: hours[key], default="")
@@ -117,6 +120,12 @@ def tell_cost(configs: Mapping[str, RunConfig], seeds: Sequence[int], folder: Pa
         f"({hours.get(slowest, 0):,.1f} h){lacking}; without reading clips and evaluation. "
         "Stop it at any time: the same command goes on.",
     )
+
+
+def _clips(data: DataConfig) -> int:
+    """The training clips of data that has clips to evaluate on too."""
+    data.eval_tasks()
+    return sum(len(source) for _, source in data.train_tasks())
 
 
 def _unfinished(folder: Path, seeds: Sequence[int]) -> int:

@@ -52,4 +52,4 @@ def row(names: Sequence[str], variant: str, dataset: str = DATASET) -> Row | Non
 
 def format_figure(value: float, digits: int) -> str:
     """A figure, or a dash for nan."""
-    return f"{value:.{digits}f}" if value == value else "–"
+    return f"{value:z.{digits}f}" if value == value else "–"

@@ -5,7 +5,7 @@ other's run configuration; the recipe's own keys are merged over it. The keys of
 orders, dataset, speed, seeds, initial …) are not inherited.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -149,16 +149,20 @@ def names() -> list[str]:
     return [name for name in shipped() if "variants" in read_toml(RECIPES / f"{name}.toml")]
 
 
-def find(recipe: str, beside: Path) -> Path:
-    """The file of a recipe: a path (relative to `beside`) if it looks like one, else the name of a shipped recipe."""
-    known = shipped()
-    if recipe not in known and (beside / recipe).is_dir():
+def find(recipe: str, beside: Path, offered: Callable[[], list[str]] = shipped) -> Path:
+    """The file of a recipe: a path (relative to `beside`) if it looks like one, else the name of a shipped recipe.
+
+    An unknown name is answered with those that are `offered`.
+    """
+    is_shipped = recipe in shipped()
+    if not is_shipped and (beside / recipe).is_dir():
         raise ConfigError(
             f"{recipe} is a folder, not a recipe; take its videos with data.source=folder data.path={recipe}"
         )
     if "/" in recipe or "\\" in recipe or recipe.endswith(".toml"):
         return beside / recipe
-    if recipe not in known:
+    if not is_shipped:
+        known = offered()
         raise ConfigError(
             f"no recipe is called {recipe!r}{nearest(recipe, known)} (known: {', '.join(known)}; "
             "the path of your own ends in .toml)"
@@ -166,9 +170,9 @@ def find(recipe: str, beside: Path) -> Path:
     return RECIPES / f"{recipe}.toml"
 
 
-def read(recipe: str, heirs: tuple[Path, ...] = ()) -> Tree:
+def read(recipe: str, heirs: tuple[Path, ...] = (), offered: Callable[[], list[str]] = shipped) -> Tree:
     """The tables of a recipe with those that it inherits, checked for unknown top-level keys."""
-    path = find(recipe, heirs[-1].parent if heirs else Path())
+    path = find(recipe, heirs[-1].parent if heirs else Path(), offered)
     if path in heirs:
         raise ConfigError(
             f"{path} is `like` itself ({' → '.join(each.stem for each in (*heirs, path))}); break the loop"
@@ -203,7 +207,7 @@ def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
 
 def load(recipe: str) -> Recipe:
     """A reproduction by its name or path."""
-    tree = read(recipe)
+    tree = read(recipe, offered=names)
     if "variants" not in tree:
         raise ConfigError(
             f"{recipe} is the recipe of a single run: use `stella pretrain {recipe}` or `stella compare {recipe}`, "

@@ -29,9 +29,9 @@ from stella.experiments.initial import (
     tell_cost,
 )
 from stella.experiments.recipe import load, names, runs
-from stella.experiments.results import read_results, to_csv
+from stella.experiments.results import check_columns, read_results, to_csv
 from stella.experiments.runner import run_all
-from stella.experiments.tables import learning_sheet, markdown, speed_sheet, terminal
+from stella.experiments.tables import MEASURED, learning_sheet, markdown, speed_sheet, terminal
 from stella.files import write_text
 from stella.runs.config import RunConfig, machine, model_config, settle
 from stella.runs.environment import environment, provenance
@@ -128,8 +128,12 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
         return
     found, unknown = read_results(results, recipe.keys)
     unknown = [each for each in unknown if each != INITIAL]
+    page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     if len(unknown) > sum(map(bool, found.values())):
         raise StellaError(f"{results} is not of {name}: it has {', '.join(unknown)}; give another file or name")
+    lines = [line for rows in found.values() for line in rows]
+    check_columns(name, results, lines, MEASURED if recipe.speed else ("A",))
+    _check_table(name, page)
     if recipe.speed is not None:
         sheets = [speed_sheet(recipe, order, found) for order in recipe.orders]
     else:
@@ -140,9 +144,15 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     console.print(terminal(sheets))
     if unknown:
         say(console, f"Not in this table: {', '.join(unknown)}")
-    page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     write_text(page, markdown(name, sheets))
     say(console, f"{results}  and  {page}")
     picture = results.with_suffix(".png")
     if recipe.plot and draw(recipe, next(iter(recipe.orders)), found, picture):
         say(console, str(picture))
+
+
+def _check_table(name: str, page: Path) -> None:
+    """Refuse a CSV beside the table of another reproduction: the CSV alone cannot tell table1 from table1-small."""
+    heading = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") if page.exists() else name
+    if Path(heading).stem != Path(name).stem:  # a recipe may have been named by its path
+        raise StellaError(f"{page} is of {heading}, not of {name}; give that name, or move {page.name} away")

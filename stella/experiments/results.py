@@ -86,16 +86,28 @@ def _all_provenance(facts: Line) -> dict[str, Any]:
     return {key: " + ".join(dict.fromkeys(str(each[key]) for each in found)) for key in found[0]}
 
 
+def read_csv(path: Path) -> Rows:
+    try:
+        return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise StellaError(f"{path} cannot be read ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise StellaError(f"{path} is no CSV in UTF-8 ({error}); give the results.csv of a reproduction") from error
+
+
+def check_columns(name: str, path: Path, lines: Rows, columns: Iterable[str]) -> None:
+    """Refuse the CSV of a reproduction of another kind."""
+    if lacking := [column for column in columns if any(column not in line for line in lines)]:
+        raise StellaError(f"{path} is not of {name}: it has no column {lacking[0]}; give another file or name")
+
+
 def read_results(path: Path | str, keys: Iterable[str]) -> tuple[dict[str, Rows], list[str]]:
     """The lines of a results.csv by `ORDER/VARIANT`, and the names that match none of `keys`.
 
     A name without an order, as `stella compare` writes it, belongs to the first order.
     """
     path, keys = Path(path), list(keys)
-    try:
-        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise StellaError(f"{path} cannot be read ({error}); give the results.csv of a reproduction") from error
+    lines = read_csv(path)
     if not lines or "name" not in lines[0]:
         raise StellaError(f"{path} has no lines with a column `name`; give the results.csv of a reproduction")
     found: dict[str, Rows] = {key: [] for key in keys}

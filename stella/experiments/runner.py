@@ -107,7 +107,7 @@ def _in_processes(jobs: Sequence[Job], processes: int, console: Console) -> Resu
     with closing(in_processes(_quietly, jobs, processes)) as results:
         for number, (job, result) in enumerate(results, 1):
             if result.finished:
-                figures = ", ".join(f"{key} {result.end[key]:.1f}" for key in "AF" if result.end[key] is not None)
+                figures = ", ".join(f"{key} {result.end[key]:z.1f}" for key in "AF" if result.end[key] is not None)
                 say(console, f"{number} of {len(jobs)}: {job.title}: {figures}")
             yield job, result
 

@@ -24,6 +24,7 @@ SCALE = (
 OWN = "Columns headed “paper ({dataset})” are the paper's own: other clips of {clips}, other initial weights."
 ROOM = "Room won: 0% is DER++, 100% is DER++ with unlimited memory."
 WEIGHTS = {"A": "working", "slow_A": "slow"}
+MEASURED = ("clips_per_second", "peak_gib", "hardware", "model", "clips", "precision")  # columns of a speed sheet
 CLIPS = {"Continual-VS": "VGGSound", "Continual-AS": "AudioSet"}
 
 
@@ -59,7 +60,7 @@ def learning_sheet(
     rows = []
     for name, variant in recipe.variants.items():
         spreads = {figure: spread(ours[name], figure) for figure in figures}
-        won = [f"{each.share(spreads[of].mean):.0f}%" if spreads[of].values else "–" for of, each in rooms.items()]
+        won = [f"{each.share(spreads[of].mean):z.0f}%" if spreads[of].values else "–" for of, each in rooms.items()]
         beside = [theirs[name].show(of) for of in "AF"] if name in theirs else ["–" for _ in columns]
         fine = [_fine(ours[name], column) for column in recipe.columns]
         rows.append([variant.label, str(len(ours[name])), *map(str, spreads.values()), *won, *fine, *beside])
@@ -95,7 +96,7 @@ def _fine(rows: Rows, column: str) -> str:
     """A small figure: three digits."""
     found = spread(rows, column)
     deviation = "" if found.deviation is None else f" ± {found.deviation:.3f}"
-    return f"{found.mean:.3f}{deviation}" if found.values else "–"
+    return f"{found.mean:z.3f}{deviation}" if found.values else "–"
 
 
 def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
@@ -180,7 +181,7 @@ def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
         return []
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
     spearman, tau = np.corrcoef(*ranks.T).flat[1], kendall(pairs)
-    return [f"Rank correlation of our A with the paper's: {spearman:.2f}, Kendall's τ {tau:.2f} ({len(pairs)} rows)."]
+    return [f"Rank correlation of our A with the paper's: {spearman:z.2f}, Kendall's τ {tau:z.2f} ({len(pairs)} rows)."]
 
 
 def _ranks(recipe: Recipe, ours: Mapping[str, Rows], theirs: Collection[str], figure: str) -> list[str]:

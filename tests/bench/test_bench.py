@@ -4,6 +4,10 @@ import csv
 import gzip
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -36,6 +40,7 @@ from stella.runs.config import RunConfig, model_config
 from stella.runs.environment import environment
 from stella.train.device import runtime
 
+ROOT = str(Path(__file__).parents[2])
 SIZES = (*small.SIZES, "memory.clips=30", "train.device=cpu")
 
 
@@ -191,6 +196,29 @@ def test_processes_that_start_together_measure_one_at_a_time(monkeypatch: pytest
     assert list(found) == list(jobs) and isinstance(found.pop("fails"), ValueError)
     spans = sorted(span for span in found.values() if isinstance(span, tuple))
     assert len(spans) == 2 and all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+
+MEASURING = """
+import time
+from stella.bench.turns import one_after_the_other
+
+def wait(alone):
+    print("measuring", flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    list(one_after_the_other(wait, {"one": ()}, 1))
+"""
+
+
+def test_a_stop_while_steps_are_measured_is_quiet(tmp_path: Path) -> None:
+    (file := tmp_path / "measuring.py").write_text(MEASURING)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(file)], env=os.environ | {"PYTHONPATH": ROOT}, **pipes) as run:
+        assert run.stdout is not None and run.stdout.readline() == "measuring\n"
+        run.terminate()
+        assert run.communicate(timeout=30) == ("", "")  # no semaphores have leaked
+    assert run.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from helpers.small import quick
 from rich.console import Console
 
-from stella.errors import ConfigError
+from stella.errors import ConfigError, StellaError
 from stella.experiments import initial
 from stella.experiments.initial import COST, downstream_data, stages, taken_out
 from stella.experiments.recipe import load, runs
@@ -71,6 +71,18 @@ def test_the_cost_is_told_and_measured_once(tmp_path: Path, monkeypatch: pytest.
     text = io.StringIO()
     initial.tell_cost(configs, range(3), tmp_path, Console(file=text, width=300))
     assert "0.2 hours of training on this machine for 1 run of 1 configuration," in text.getvalue()
+
+
+@pytest.mark.parametrize("values", [["data.path=nope"], ["data.path=nope", "model.weights=base-tiny"]])
+@pytest.mark.parametrize("name", ["continual-vs", "continual-as"])
+def test_missing_clips_are_refused_before_anything_is_measured(
+    name: str, values: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "rates", lambda *_: pytest.fail("steps are measured"))
+    own = ["initial.data.path=nope"] if name == "continual-as" else []
+    with pytest.raises(StellaError, match=r"nope is not a folder; give shards, or a folder of videos with \w+\.csv"):
+        reproduce(name, [0], tmp_path / "out", Console(file=io.StringIO()), overrides=[*values, *own])
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from stella.experiments.results import collect, read_results, to_csv
 from stella.files import read_json
 
 PRINTED = json.loads((Path(__file__).parents[1] / "data" / "paper_tables.json").read_text())["figures"]
+RESULTS = Path(__file__).parents[2] / "results"
 DATASETS = ("Continual-VS", "Continual-AS")
 MINIATURE = (
     *("model.preset=tiny", "model.weights=base-tiny", "train.device=cpu", "train.warmup_steps=0"),
@@ -119,11 +120,11 @@ def test_runs_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tabel1"], "did you mean table1? (known: audio_selection, base-small"),
+        (["tabel1"], "did you mean table1? (known: audio_selection, codec, codec_size, continual-as"),
         (["table1", "--only", "er,lore"], "no variant is called 'lore'; choose from finetune, er"),
         (["table1", "--orders", "random"], "choose from original, shuffled"),
         (["table1", "--seeds-list", "3,x"], "whole numbers"),
-        (["table1", "--from", "no.csv"], "no.csv cannot be read"),
+        (["table1", "--from", "no.csv"], "no.csv cannot be read (No such file or directory); check the path"),
         (["table1", "train.lrr=1"], "did you mean train.lr?"),
         (["continual-as"], "data.source=continual-as needs your copy of it: set data.path=FOLDER"),
     ],
@@ -233,13 +234,47 @@ def test_lines_of_other_runs_are_named(tmp_path: Path) -> None:
         shown("temperature", lines(("other", 0, 1.0)), tmp_path)
     with pytest.raises(StellaError, match="original/er with seed 0 twice"):
         shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
+    (tmp_path / "reproduce.md").unlink()  # of temperature
     text = shown("memory_size", lines(("er-18", 0, 1.0)), tmp_path)
     assert "The paper prints no numbers for this." in text and "paper (" not in text
 
 
+@pytest.mark.parametrize("like", ["table1-small", "table1-full"])
+def test_a_csv_beside_the_table_of_a_like_comparison_is_refused(like: str, tmp_path: Path) -> None:
+    """Their names are all of table1's too: the table beside the CSV tells them apart."""
+    for name in ("results.csv", "reproduce.md"):
+        (tmp_path / name).write_bytes((RESULTS / like / name).read_bytes())
+    with pytest.raises(StellaError, match=rf"reproduce\.md is of {like}, not of table1; give that name, or move"):
+        show("table1", tmp_path / "results.csv", Console(file=io.StringIO()))
+    assert (tmp_path / "reproduce.md").read_bytes() == (RESULTS / like / "reproduce.md").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "csv", "column"),
+    [
+        ("efficiency", "table1-full/results.csv", "clips_per_second"),
+        ("downstream", "table1-full/some.csv", "task"),
+        ("table1", "speed.csv", "A"),
+    ],
+)
+def test_a_csv_of_another_kind_is_refused(name: str, csv: str, column: str, tmp_path: Path) -> None:
+    text = "name,batch,clips_per_second\noriginal/er,9,100\n"
+    if csv != "speed.csv":
+        text = (RESULTS / "table1-full" / "results.csv").read_text()
+    (file := tmp_path / Path(csv).name).write_text(text)
+    with pytest.raises(StellaError, match=f"is not of {name}: it has no column {column}; give another"):
+        show(name, file, Console(file=io.StringIO()))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_csv_without_a_name_is_refused() -> None:
+    failed = stella.invoke(app, ["reproduce", "--from", "x.csv"])
+    assert str(failed.exception) == "say what x.csv is of: stella reproduce NAME --from x.csv"
+
+
 def test_a_table_of_another_comparison_is_left_alone(tmp_path: Path) -> None:
     """Some variants of `why` have the names of some of table1's."""
-    results, quiet = Path(__file__).parents[2] / "results", Console(file=io.StringIO())
+    results, quiet = RESULTS, Console(file=io.StringIO())
     for name in ("results.csv", "reproduce.md"):
         (tmp_path / name).write_bytes((results / "table1" / name).read_bytes())
     with pytest.raises(StellaError, match=r"is not of why: it has .*original/cls_er"):
@@ -250,8 +285,16 @@ def test_a_table_of_another_comparison_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "some.md").read_text().startswith("# why")
 
 
+def test_no_figure_is_a_negative_zero(tmp_path: Path) -> None:
+    means = {"finetune": 2.0, "derpp": 7.0, "derpp-unlimited": 13.0, "multitask": 15.0, "mir": 6.99}
+    rows = [{"name": name, "seed": 0, "A": a, "F": -0.04} for name, a in means.items()]
+    table = shown("table1", to_csv(rows), tmp_path)
+    assert re.search(r"MIR +1 +7\.0 +0\.0 +0% ", table)
+    assert "-0" not in (RESULTS / "table1" / "reproduce.md").read_text()
+
+
 def test_committed_results_can_be_shown(tmp_path: Path) -> None:
-    table = shown("table1", (Path(__file__).parents[2] / "results/scenes/results.csv").read_text(), tmp_path)
+    table = shown("table1", (RESULTS / "scenes/results.csv").read_text(), tmp_path)
     assert re.search(r"Finetune +5 +3\.8 ± 0\.2 +22\.1 ± 0\.8 +3\.63, 4\.11", table)
 
 
