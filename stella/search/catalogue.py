@@ -6,9 +6,10 @@ its meaning for ever, so a reader's snapshot stays right while a writer goes on.
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from stella.files import lock
 Modality = Literal["video", "audio"]
 MODALITIES: tuple[Modality, ...] = ("video", "audio")
 FORMAT = 1
+FILES = ("catalogue.sqlite", "catalogue.sqlite-wal", "catalogue.sqlite-shm", "lock")
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NUMERIC) WITHOUT ROWID;
 INSERT INTO meta VALUES ('version', 0);                  -- counts changes: derived data say which one they belong to
@@ -86,9 +88,8 @@ class Catalogue:
     @staticmethod
     def create(root: Path) -> None:
         """Make an empty index unless there is one. A folder that holds anything else is refused."""
-        ours = {"catalogue.sqlite", "catalogue.sqlite-wal", "catalogue.sqlite-shm", "lock", "vectors"}
         if root.is_dir() and not (root / "catalogue.sqlite").exists():
-            others = [path.name for path in root.iterdir() if path.name not in ours]
+            others = [path.name for path in root.iterdir() if path.name not in (*FILES, "vectors")]
             if others:
                 raise StellaError(
                     f"{root} is no index and holds {others[0]!r}; name a new folder after it: stella index SRC INDEX"
@@ -102,6 +103,15 @@ class Catalogue:
             )
             if not tables and not version:
                 db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+
+    @staticmethod
+    def remove(root: Path) -> None:
+        """Remove an index that holds nothing; for the holder of its lock."""
+        shutil.rmtree(root / "vectors")
+        for name in FILES:
+            (root / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something there
+            root.rmdir()
 
     def close(self) -> None:
         self.db.close()

@@ -91,16 +91,24 @@ class Index:
 
         An index has one model: the first one given (default: base-small). With `refresh` another may be given; all
         known folders are then embedded by it, while the old vectors go on answering until all are done. `overlap` is
-        the share of a window that the next one repeats, one for the whole index (default: half).
+        the share of a window that the next one repeats, one for the whole index (default: half). A new index into
+        which nothing was embedded is removed.
         """
         for source in sources:
             open_source(Path(source))  # a wrong path makes no index
+        new = not (self.path / "catalogue.sqlite").exists()
         Catalogue.create(self.path)
-        with lock(self.path / "lock"), opened(self.path) as catalogue:
-            chosen, origin = self._choose(catalogue, model, device, refresh)
-            return maintain.update(
-                catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
-            )
+        with lock(self.path / "lock"):
+            try:
+                with opened(self.path) as catalogue:
+                    chosen, origin = self._choose(catalogue, model, device, refresh)
+                    return maintain.update(
+                        catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
+                    )
+            except BaseException:
+                if new and not self.state().files.get("ok"):
+                    Catalogue.remove(self.path)
+                raise
 
     def compact(self) -> int:
         """Remove the rows of dropped vectors; returns how many."""

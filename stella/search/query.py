@@ -45,14 +45,16 @@ def embed_query(model: Model, text: str, by: Modality | None = None) -> Query:
 
 
 def split_moment(text: str) -> tuple[str, float | None]:
-    """`dog.mp4@12.5` → (`dog.mp4`, 12.5). A file whose own name ends so is taken as it is."""
+    """`dog.mp4@12.5` → (`dog.mp4`, 12.5). A file whose own name has an @ is taken as it is."""
     file, at, tail = text.rpartition("@")
     if not at or Path(text).exists():
         return text, None
     try:
         moment = float(tail)
     except ValueError:
-        return text, None
+        if not Path(file).is_file():
+            return text, None
+        moment = math.nan
     if not 0 <= moment < math.inf:
         raise StellaError(f"{text}: a moment is a number of seconds from 0, such as {file}@12.5")
     return file, moment

@@ -114,10 +114,27 @@ def test_an_index_of_nothing_usable_is_an_error(tmp_path: Path) -> None:
     index = Index(tmp_path / "index")
     with pytest.raises(StellaError, match=r"none of 1 file of .*source can be used \(1 not a media file\)"):
         index.update(source, model=FakeModel())
-    assert index.search(torch.ones(8)).hits == []
+    assert not index.path.exists()
     (source / "a.mp4").unlink()
     with pytest.raises(StellaError, match="holds no videos"):
         index.update(source, model=FakeModel())
+    with pytest.raises(StellaError, match=r"base-tinny cannot be read"):
+        index.update(source, model="base-tinny")
+    assert not index.path.exists()
+
+
+def test_a_call_that_fails_leaves_an_older_index_as_it_was(tmp_path: Path, source: Path) -> None:
+    index = made(tmp_path / "index", source)
+    before = content(index.path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StellaError, match="holds no videos"):
+        index.update(tmp_path / "empty", model=FakeModel())
+    assert content(index.path) == before and index.state().sources == [source.resolve()]
+    for file in source.rglob("*.*"):
+        file.unlink()
+    with pytest.raises(StellaError):
+        index.update(model=FakeModel())
+    assert index.path.exists()
 
 
 def test_names_may_be_any_bytes(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_a_query_is_a_sound_a_video_or_a_moment(index: Index, tmp_path: Path) ->
         index.search(f"{video}@40", model=model)
     with pytest.raises(StellaError, match=r"a moment is a number of seconds from 0, such as .*10.mp4@12.5"):
         index.search(f"{video}@-1", model=model)
+    with pytest.raises(StellaError, match=r"10.mp4@abc: a moment is a number of seconds from 0"):
+        index.search(f"{video}@abc", model=model)
     with pytest.raises(ClipError, match="missing file"):
         index.search("nowhere.mp4", model=model)
 
