@@ -45,7 +45,6 @@ def too_short(source: Source, seconds: float, workers: int = 0, time_limit: floa
     half = median(short)
     remedy = "pack them again with" if isinstance(source, ArraySource) else "set"
     return (
-        f"{len(short):,} of {among} are shorter than the {seconds:g} s that a clip takes, half of these than "
-        f"{half:.3g} s: the rest of their spectrograms is padding; {remedy} data.duration={half:.2g}, "
-        "or leave them out"
+        f"{len(short):,} of {among} end before the {seconds:g} s that a clip takes (median {half:.3g} s), and the rest "
+        f"of their spectrograms is padding; {remedy} data.duration={half:.2g}, or leave them out"
     )

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import torch
 
@@ -146,7 +146,10 @@ def class_names(source: Source) -> tuple[str, ...]:
     found = names_of(source, range(len(source)))
     if missing := sum(name is None for name in found):
         clips = number_of(len(found), "clip")
-        raise StellaError(f"without a class: {missing:,} of {clips}; name it in data.labels, or leave them out")
+        raise StellaError(
+            f"without a class: {missing:,} of {clips}; put the videos of each class into a folder of its own, "
+            "name classes in data.labels, or leave these clips out"
+        )
     return tuple(sorted({str(name) for name in found}))
 
 
@@ -246,13 +249,29 @@ class FilesConfig(SourceConfig):
         places = {index: place(self.seed, source.origin(index).recording) for index in clips}
         held_out = sorted((i for i in clips if places[i] < self.eval_share), key=lambda i: (places[i], i))
         if len(held_out) < 2 or len(held_out) == len(clips):
-            third = sorted(places.values())[min(10, len(clips) // 3)]  # holds out ten, or a third of fewer than 30
-            raise StellaError(
-                f"data.eval_share={self.eval_share} holds out {len(held_out):,} of {number_of(len(clips), 'clip')} of "
-                f"task {name}; set data.eval_share={math.ceil(100 * third) / 100}, or give others with "
-                "data.eval_path=FOLDER"
-            )
+            self._refuse_split(name, sorted(places.values()), len(held_out))
         return [index for index in clips if places[index] >= self.eval_share], sorted(held_out[: self.eval_clips])
+
+    def _refuse_split(self, name: str, places: Sequence[float], held_out: int) -> NoReturn:
+        """Say what to do about a task of which too few clips, or all, are held out; `places` are sorted."""
+        clips, others = number_of(len(places), "clip"), "give others to evaluate on with data.eval_path=FOLDER"
+        if len(places) < 3 or places[0] == places[-1]:
+            raise StellaError(
+                f"{self.path} has {clips} of {number_of(len(set(places)), 'video')} for task {name}, too few to train "
+                "on some and retrieve among others; add videos (stella look "
+                f"{self.path} tells which can be used), or {others}"
+            )
+        third = places[min(10, len(places) // 3)]  # holds out ten, or a third of fewer than 30
+        why = "too few to retrieve among" if held_out < 2 else "and leaves none to train on"
+        raise StellaError(
+            f"data.eval_share={self.eval_share} holds out {held_out:,} of {clips} of task {name}, {why}; "
+            f"set data.eval_share={math.ceil(100 * third) / 100}, or {others}"
+        )
+
+    def downstream(self, task: str) -> Parts:
+        if task == "classify":  # clips without a class are refused before they are divided
+            class_names(join([source for _, source in self.all_tasks()]))
+        return super().downstream(task)
 
 
 @dataclass(frozen=True)

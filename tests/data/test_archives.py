@@ -17,6 +17,7 @@ from rich.console import Console
 from stella.clip import BACKGROUND
 from stella.data.archives.ave import AVEConfig
 from stella.data.archives.avsbench import AVSBenchConfig
+from stella.data.archives.base import ArchiveConfig
 from stella.data.archives.msrvtt import MSRVTTConfig
 from stella.data.archives.sources import FlickrConfig, VGGSSConfig, box_mask, read_boxes
 from stella.data.config import data_config
@@ -333,3 +334,23 @@ def test_archives_are_sources_of_the_configuration() -> None:
     assert isinstance(data_config({"source": "ave", "path": "x"}), AVEConfig)
     with pytest.raises(StellaError, match="needs your copy of it"):
         data_config({"source": "vggss"})
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "file"),
+    [
+        (AVSBenchConfig, "segment", "s4_meta_data.csv"),
+        (AVEConfig, "events", "trainSet.txt, train_order.h5"),
+        (MSRVTTConfig, "retrieval", "train_list_miech.txt"),
+        (VGGSSConfig, "localise", "vggss.json"),
+        (FlickrConfig, "localise", "flickr_test.csv"),
+    ],
+)
+def test_a_missing_folder_is_told_apart_from_missing_files(
+    config: type[ArchiveConfig], task: str, file: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StellaError, match=r"nope is not a folder; check data\.path"):
+        config(path=str(tmp_path / "nope")).downstream(task)
+    none, copy = ("no", "it") if "," not in file and config is not MSRVTTConfig else ("none of", "one of them")
+    with pytest.raises(StellaError, match=rf"has {none} {file}.*; check data\.path, or copy {copy} there"):
+        config(path=str(tmp_path)).downstream(task)

@@ -92,7 +92,7 @@ def test_arrays_for_training_and_evaluation_have_the_same_sizes(tmp_path: Path) 
 
 
 def test_short_clips_are_counted_before_a_run_begins(videos: Path, shards: Path, tmp_path: Path) -> None:
-    says = "of 6 clips are shorter than the 10.24 s that a clip takes, half of these than 2 s"
+    says = "of 6 clips end before the 10.24 s that a clip takes (median 2 s), and the rest of their"
     assert (told := too_short(join([Folder(videos)]), 10.24)) and told.startswith(f"5 {says}") and "duration=2," in told
     assert (told := too_short(join([Folder(videos)]), 2.0)) and told.startswith("1 of 6 clips")
     assert (told := too_short(join([Shards(shards)]), 2.0)) and told.startswith("1 of 5 clips")

@@ -143,7 +143,8 @@ def sides(ids: list[str]) -> dict[str, str]:
     [
         (["a", "", "b"] * 10, {}, r"10 of 30 clips in .*videos have no task .*data\.tasks"),
         (["a", "", "b"] * 10, {"tasks": ("c",)}, "no clips of task c; its tasks are a, b"),
-        (["a"] * 9, {"eval_share": 0.999999}, "holds out 9 of 9 clips"),
+        (["a"] * 9, {"eval_share": 0.999999}, "holds out 9 of 9 clips of task a, and leaves none to train on; set"),
+        (["a"] * 2, {}, "has 2 clips of 2 videos for task a, too few to train on some .*stella look .* or give others"),
         (["a", "b"] * 10, {"evaluation": ["b"] * 20}, "eval_path=.*evaluation has no clips of task a"),
     ],
 )
@@ -156,10 +157,20 @@ def test_what_a_folder_lacks_is_told(folder: Any, videos: list[str], more: dict[
 
 def test_a_share_that_holds_out_too_few_is_refused_with_one_that_does_not(folder: Any) -> None:
     config = folder(["a"] * 20, eval_share=0.001)
-    with pytest.raises(StellaError, match=r"0 of 20 clips of task a; set data.eval_share=[\d.]+,") as refused:
+    with pytest.raises(StellaError, match=r"0 of 20 clips of task a, too few to retrieve among; set ") as refused:
         config.train_tasks()
     better = float(str(refused.value).split("set data.eval_share=")[1].split(",")[0])
     assert 5 <= len(replace(config, eval_share=better).eval_tasks()[0][1]) <= 10
+
+
+def test_clips_of_one_recording_cannot_be_divided() -> None:
+    with pytest.raises(StellaError, match="x has 9 clips of 1 video for task all, too few to train on some"):
+        sides([f"a.mp4@{second}.000" for second in range(9)])
+
+
+def test_classes_are_missed_before_clips_are_divided(folder: Any) -> None:
+    with pytest.raises(StellaError, match="without a class: 5 of 5 clips; put the videos of each class into a folder"):
+        folder(["a"] * 5).downstream("classify")
 
 
 @pytest.mark.parametrize(

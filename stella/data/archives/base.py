@@ -142,10 +142,14 @@ def heard(audio: Tensor, path: Path) -> Tensor:
     return audio
 
 
-def find_named(folder: Path) -> dict[str, Path]:
-    """The videos below a folder, in files or in tar archives, by their name without its suffix."""
+def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise StellaError(f"{folder} is not a folder; check data.path")
+
+
+def find_named(folder: Path) -> dict[str, Path]:
+    """The videos below a folder, in files or in tar archives, by their name without its suffix."""
+    check_folder(folder)
     files = sorted(folder.rglob("*"))
     videos = [archive / name for archive in files if is_tar(archive.name) for name in list_videos(archive).videos]
     videos += [path for path in files if path.suffix.lower() in VIDEO_SUFFIXES]
@@ -176,10 +180,12 @@ def without_header(rows: list[list[str]], *columns: str) -> list[list[str]]:
 
 
 def first_existing(root: Path, *names: str) -> Path:
+    check_folder(root)
     for name in names:
         if (root / name).exists():
             return root / name
-    raise StellaError(f"{root} has none of {', '.join(names)}; check data.path, or copy one of them there")
+    none, copy = ("none of", "one of them") if len(names) > 1 else ("no", "it")
+    raise StellaError(f"{root} has {none} {', '.join(names)}; check data.path, or copy {copy} there")
 
 
 def repeated(names: Sequence[str]) -> list[str]:

@@ -172,6 +172,8 @@ class ListedConfig(SizedConfig):
                 f"{place} holds no shards; make them with: stella prepare VIDEOS {place} --csv {lists[0]}"
             )
         root = Path(place)
+        if not root.is_dir():
+            raise StellaError(f"{root} is not a folder; give shards, or a folder of videos with {' or '.join(lists)}")
         wanted = Wanted(self._rows(root, lists))
         clips = [(file, row, n) for file in find_videos(root) for row, n in wanted.find(Path(file).stem)]
         found = {row.id: (file, row, n) for file, row, n in sorted(clips, key=lambda each: -each[2])}  # a cut one wins
