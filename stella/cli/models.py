@@ -42,7 +42,9 @@ def evaluate(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain such folders.")],
-    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file to write.", show_default="report.html in the first folder")
+    ] = None,
 ) -> None:
     """Print tables of runs, pre-training and downstream, and write one self-contained HTML page about them."""
     from stella.report.downstream import by_task, downstream_table, read_downstream
@@ -50,11 +52,15 @@ def report(
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, unlike
 
+    for folder in runs:
+        if not folder.is_dir():
+            raise StellaError(f"{folder} is not a folder; give the folder of a run, or one that holds such folders")
     found, downstream = (_runs_in(runs, downstream) for downstream in (False, True))
     if not found and not downstream:
         raise StellaError(
             f"{', '.join(map(str, runs))} holds no run; give the folder that `stella pretrain --run` filled"
         )
+    out = out or runs[0] / "report.html"
     rows, unread = read_downstream(downstream)
     tasks = by_task(rows)
     records, left_out = write_readable([run.root for run in found], out, tasks)
@@ -86,7 +92,10 @@ def methods(
 
 def config(
     section: Annotated[
-        str | None, typer.Argument(help="Section such as train, data or data.folder.", show_default="all")
+        str | None,
+        typer.Argument(
+            help="Section such as train, data or data.folder; transfer: a downstream run's.", show_default="all"
+        ),
     ] = None,
 ) -> None:
     """List the keys of a run's configuration: what each sets, its unit and its default."""
@@ -125,7 +134,7 @@ def grow(
     file: Annotated[
         Path, typer.Argument(help="Weights of the smaller model: a file, a finished run, or a shipped name.")
     ],
-    out: Annotated[Path, typer.Argument(help="safetensors file to write.")],
+    out: Annotated[Path, typer.Argument(help="safetensors file to write; it must not exist.")],
     preset: Annotated[str, typer.Option(help="Size of the larger model.")] = "small",
     image_size: Annotated[int | None, typer.Option(help="Pixels of a frame's side.", show_default="as before")] = None,
     spec_frames: Annotated[
@@ -140,6 +149,8 @@ def grow(
     from stella.model.grow import grown, grown_config
     from stella.model.weights import inputs_for, read_config, save
 
+    if out.exists():
+        raise StellaError(f"{out} exists already; choose another name, or remove it")
     was = read_config(file)
     config = grown_config(was, preset, image_size=image_size, spec_frames=spec_frames)
     found = grown(file, config, seed)

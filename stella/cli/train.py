@@ -58,7 +58,7 @@ def pretrain(
 
 
 def _scores(end: dict[str, Any]) -> str:
-    return ", ".join(f"{figure} {end[figure]:.1f}" for figure in "AF" if end[figure] is not None)
+    return ", ".join(f"{figure} {end[figure]:z.1f}" for figure in "AF" if end[figure] is not None)
 
 
 def compare(
@@ -117,6 +117,8 @@ def reproduce(
     from stella.experiments.recipe import load
 
     page = wide(160)
+    if name is None and results is not None:
+        raise StellaError(f"say what {results} is of: stella reproduce NAME --from {results}")
     if name is None:
         page.print(paper.listing())
         wide(200).print(coverage())

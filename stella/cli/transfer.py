@@ -37,7 +37,10 @@ def transfer(
         Path | None, typer.Option(help="Folder of a downstream run to resume.", show_default="none")
     ] = None,
 ) -> None:
-    """Train a head on a finished model, choose the best epoch on a validation part, and test it once."""
+    """Train a head on a finished model, choose the best epoch on a validation part, and test it once.
+
+    `stella config transfer` lists the keys that a downstream run has besides those of data, stream, train and evaluate.
+    """
     from stella.report.predictions import predictions_sheet
     from stella.transfer import run as runs
     from stella.transfer.config import run_name, transfer_config

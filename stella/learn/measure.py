@@ -109,7 +109,7 @@ def judged(record: Line) -> str:
 def fell(record: Line) -> str:
     """How far A on old clips fell, with the standard error; the record has old clips."""
     margin = record["old"].get("error")  # earlier versions did not estimate it
-    return f"{fall(record):.1f}{'' if margin is None else f' ± {margin:.1f}'} points"
+    return f"{fall(record):z.1f}{'' if margin is None else f' ± {margin:.1f}'} points"
 
 
 def chance_of(record: Line) -> float | None:

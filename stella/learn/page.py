@@ -85,7 +85,7 @@ def _story(history: Sequence[Line]) -> list[str]:
             f"{last['old']['before']:.1f}% to {last['old']['after']:.1f}%; chance is {chance_of(last):.1f}%."
         )
     if last["F"] is not None:
-        story.append(f"Since each round was new, its clips have lost {last['F']:.1f} points from their best (F).")
+        story.append(f"Since each round was new, its clips have lost {last['F']:z.1f} points from their best (F).")
     return story
 
 
@@ -200,7 +200,7 @@ def _row(record: Line, apart: bool) -> list[str]:
         f"{learnt(record):,}",
         *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
         f"{record['gallery']:,}" if record["gallery"] else "–",
-        *("–" if each is None else f"{each:.1f}" for each in (chance_of(record), record["F"], record["gap"])),
+        *("–" if each is None else f"{each:z.1f}" for each in (chance_of(record), record["F"], record["gap"])),
         matched(record) + (" pairs" if record.get("pairs") else ""),
         in_words(record["skipped"]) or "–",
         f"{record['seconds']['all']:.0f} s",

@@ -364,7 +364,7 @@ def told(record: Line) -> str:
     else:
         parts[-1] += f" among {number_of(record['gallery'], 'clip')} (chance {chance_of(record):.1f})"
     if record["F"] is not None:
-        parts.append(f"F {record['F']:.1f}")
+        parts.append(f"F {record['F']:z.1f}")
     if record["guard"] is not None and too_few(record):
         parts.append(judged(record))
     if record["skipped"]:

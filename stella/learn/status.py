@@ -73,7 +73,7 @@ def _meaning(columns: Sequence[str], history: Sequence[Line]) -> list[str]:
 
 
 def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return "–" if value is None else f"{value:z.1f}"
 
 
 def _pair(each: dict[str, Any] | None) -> str:

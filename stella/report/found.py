@@ -47,7 +47,7 @@ def found_table(found: Found) -> Table:
     for number, hit in enumerate(found.hits, 1):
         moment = f"{clock(hit.start)} – {clock(hit.end)}"
         label = [Text(plain(_own_label(hit) or "–"))] if labels else []
-        table.add_row(str(number), f"{hit.score:.3f}", moment, *label, Text(plain(hit.path), overflow="fold"))
+        table.add_row(str(number), f"{hit.score:z.3f}", moment, *label, Text(plain(hit.path), overflow="fold"))
     return table
 
 
@@ -138,7 +138,7 @@ def _card(hit: Hit, out: Path) -> dict[str, Any]:
         "name": plain(hit.path),
         "label": plain(_own_label(hit) or ""),
         "moment": f"{clock(hit.start)} – {clock(hit.end)}",
-        "score": f"{hit.score:.3f}",
+        "score": f"{hit.score:z.3f}",
         **_media(hit.root, hit.path, hit.start, hit.end, out),
     }
 

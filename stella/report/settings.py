@@ -1,7 +1,6 @@
 """`stella config`: every key of a run's configuration with its default and meaning, read from the dataclasses."""
 
 import typing
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,30 +10,36 @@ from rich.text import Text
 from stella.errors import StellaError
 from stella.report.methods import hyper_parameters, plain_table
 from stella.runs.config import RunConfig
+from stella.transfer.config import TransferConfig
+
+TRANSFER = "transfer"  # names what a downstream run has besides a run's sections
 
 
-def sections() -> dict[str, list[type[Any]]]:
+def sections(config: type[Any] = RunConfig) -> dict[str, list[type[Any]]]:
     """The tables of a configuration and their dataclasses; `data` has one for each source, "" holds the loose keys."""
-    found: dict[str, list[type[Any]]] = {"": [RunConfig]}
-    for name, hint in typing.get_type_hints(RunConfig).items():
+    found: dict[str, list[type[Any]]] = {"": [config]}
+    for name, hint in typing.get_type_hints(config).items():
         kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if is_dataclass(kind)]
         if kinds:
             found[name] = typing.cast(list[type[Any]], kinds)
     return found
 
 
-def config_tables(section: str | None) -> Iterator[Table]:
+def config_tables(section: str | None) -> list[Table]:
     """One table for each section, or for the one that is named; `data.folder` names one source's."""
-    known = sections()
+    known, downstream = sections(), sections(TransferConfig)
+    own = {name: kinds for name, kinds in downstream.items() if kinds != known.get(name)}
     name, _, source = (section or "").partition(".")
-    if section and name not in known:
-        raise StellaError(f"unknown section {section!r}; choose one of {', '.join(filter(None, known))}")
-    chosen = {name: known[name]} if section else known
+    chosen = known if section is None else own if name == TRANSFER else {name: known.get(name, [])}
+    tables = []
     for title, kinds in chosen.items():
         for kind in kinds:
             tag = str(fields(kind)[0].default) if len(kinds) > 1 else ""
             if source in ("", tag):
-                yield _section(title, tag, kind, set(known))
+                tables.append(_section(title, tag, kind, {*known, *downstream}))
+    if not tables:
+        raise StellaError(f"unknown section {section!r}; choose one of {', '.join(filter(None, known))}, {TRANSFER}")
+    return tables
 
 
 def _section(title: str, tag: str, kind: type[Any], tables: set[str]) -> Table:

@@ -95,23 +95,28 @@ def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
         return None
     table = new_table("Matching module", "task")
     columns = {
-        "pairs %": ("avm_accuracy_by_task", ".1f"),
-        "AUC": ("auc", ".2f"),
-        "points %": ("pointing", ".1f"),
-        "by chance %": ("pointing_chance", ".1f"),
-        "importance ×": ("importance_ratio", ".1f"),
+        "pairs %": ("avm_accuracy_by_task", "{:.1f}".format),
+        "AUC": ("auc", "{:.2f}".format),
+        "points %": ("pointing", "{:.1f}".format),
+        "by chance %": ("pointing_chance", "{:.1f}".format),
+        "importance ×": ("importance_ratio", times),
     }
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for i, task in enumerate(evaluation["tasks"]):
-        values = [(evaluation[key][i], form) for key, form in columns.values()]
-        table.add_row(Text(task), *("–" if value is None else format(value, form) for value, form in values))
+        values = [(evaluation[key][i], written) for key, written in columns.values()]
+        table.add_row(Text(task), *("–" if value is None else written(value) for value, written in values))
     table.caption = (
         "Pairs: matched and mismatched ones told apart. AUC: a patch of the sounding object is more important than "
         "another (chance 0.5). Points: the most important patch lies on the object. Importance: median on the object "
         "over median elsewhere."
     )
     return table
+
+
+def times(ratio: float, digits: int = 1) -> str:
+    """A ratio of importance; how far it lies above 1,000 says nothing, as it is then by a median next to 0."""
+    return "> 1,000" if ratio > 1000 else f"{ratio:.{digits}f}"
 
 
 def classes_line(measures: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ def test_help_names_every_command() -> None:
         ),
         (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
         (["report", "."], "holds no run"),
+        (["report", ".", "nowhere"], "nowhere is not a folder; give the folder of a run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
         (["pretrain", "data.path=/no/such/folder"], "or set data.source to folder"),
         (["pretrain", "data.tasks=2"], "data.tasks must be a list such as a,b, not 2"),
@@ -242,6 +243,9 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     shown = run.invoke(app, ["report", str(tmp_path), "--out", str(page)])
     assert shown.exit_code == 0 and "STELLA" in shown.output and "Finetune" in shown.output
     assert "<html" in page.read_text() and "http://" not in page.read_text().replace("http://www.w3.org", "")
+    beside = run.invoke(app, ["report", two, one])
+    assert beside.exit_code == 0 and beside.output.endswith(f"{two}/report.html\n"), beside.output
+    assert "<html" in (tmp_path / "two" / "report.html").read_text()
 
 
 def test_evaluate_says_what_it_skips(tmp_path: Path) -> None:

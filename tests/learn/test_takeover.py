@@ -1,5 +1,6 @@
 """A learner that goes on from a finished run."""
 
+import io
 import math
 import signal
 from collections.abc import Iterator
@@ -53,6 +54,13 @@ def test_a_finished_run_goes_on_as_a_learner(
     pretrain(config, tmp_path / "both", console=quiet())
     both = Checkpoints(tmp_path / "both" / "checkpoints").load()
     assert both is not None and same(both["trainer"], state(home)["trainer"])
+
+
+def test_a_finished_run_with_another_configuration_is_refused_and_no_more_is_said(run: Path) -> None:
+    said = io.StringIO()
+    with pytest.raises(StellaError, match=r"started otherwise: stream\.epochs was"):
+        resume(run, ["stream.epochs=9"], Console(file=said))
+    assert not said.getvalue()
 
 
 def test_a_run_is_taken_over_without_new_clips(run: Path, sources: list[str], tmp_path: Path) -> None:

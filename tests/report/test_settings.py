@@ -6,8 +6,10 @@ from typer.testing import CliRunner
 from stella.cli import app
 from stella.report.methods import hyper_parameters
 from stella.report.settings import sections
+from stella.transfer.config import TransferConfig
 
 CLASSES = [(name, kind) for name, kinds in sections().items() for kind in kinds]
+DOWNSTREAM = [(name, kind) for name, kinds in sections(TransferConfig).items() for kind in kinds]
 
 
 def shown(*args: str) -> str:
@@ -17,9 +19,9 @@ def shown(*args: str) -> str:
     return done.output
 
 
-@pytest.mark.parametrize(("section", "kind"), CLASSES, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(("section", "kind"), CLASSES + DOWNSTREAM, ids=lambda x: getattr(x, "__name__", x))
 def test_every_key_has_a_meaning(section: str, kind: type) -> None:
-    tables = set(sections())
+    tables = {*sections(), *sections(TransferConfig)}
     missing = [name for name, _, _, meaning in hyper_parameters(kind) if not meaning and name not in tables]
     assert not missing, f"{section}: give {missing} a comment in {kind.__name__}"
 
@@ -42,6 +44,13 @@ def test_a_section_and_one_source_of_the_data() -> None:
     assert "data.labels" in folder and "data.cache" not in folder
 
 
-def test_an_unknown_section_names_the_known_ones() -> None:
-    done = CliRunner().invoke(app, ["config", "trian"])
+def test_keys_of_a_downstream_run() -> None:
+    keys = [line.split()[0] for line in shown("transfer").splitlines() if line[2:3].strip()]
+    assert {"warmup_epochs", "views", "features", "weights.after", "head.align"} <= set(keys)
+    assert not any(key.startswith(("data", "train", "stream")) for key in keys)  # as of any run
+
+
+@pytest.mark.parametrize("section", ["trian", "data.foldr", "transfer.head"])
+def test_an_unknown_section_names_the_known_ones(section: str) -> None:
+    done = CliRunner().invoke(app, ["config", section])
     assert done.exit_code and "choose one of model, data" in str(done.exception)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stella.evaluate.forgetting import mean_accuracy
 from stella.report.page import write_page
-from stella.report.tables import DIRECTIONS, accuracy_table, recall_table, results_table
+from stella.report.tables import DIRECTIONS, accuracy_table, matching_table, recall_table, results_table
 from stella.runs.record import ceilings, group, read_run, unlike
 
 METHODS = ("finetune", "derpp", "stella_plus", "multitask")
@@ -46,6 +46,14 @@ def test_results_have_methods_their_slow_weights_and_ceilings(runs: list[Path]) 
     assert sum("slow" in name for name in names) == 1
     assert f"{cues['class']:.1f}" in rows["class alone"]
     assert "class alone" not in shown(results_table(groups))
+
+
+def test_a_ratio_by_next_to_nothing_is_not_written_out() -> None:
+    measured = {"avm_accuracy": 90.0, "avm_accuracy_by_task": [90.0] * 3, "auc": [0.5] * 3, "pointing": [1.0] * 3}
+    measured |= {"pointing_chance": [1.0] * 3, "importance_ratio": [202755.7, 12.34, None], "tasks": ["a", "b", "c"]}
+    lines = shown(matching_table(measured)).splitlines()
+    found = {line.split()[0]: line for line in lines if line.strip()}
+    assert found["a"].endswith("> 1,000") and found["b"].endswith("12.3") and found["c"].rstrip().endswith("–")
 
 
 def test_long_names_wrap_and_figures_do_not(tmp_path: Path) -> None:
