@@ -61,6 +61,16 @@ class NoConfig:
 
 
 @dataclass(frozen=True)
+class ReplayConfig:
+    """For methods that train on the current clips and on drawn ones."""
+
+    draws: float = 1.0  # past clips for each current one
+
+    def __post_init__(self) -> None:
+        check_values(self, "args.", draws=(self.draws > 0, "be above 0: past clips for each current one"))
+
+
+@dataclass(frozen=True)
 class Losses:
     """What `loss` returns. A method that needs more in `after_batch` returns a subclass."""
 
@@ -168,8 +178,9 @@ class Method(nn.Module, ABC):
     # ---- what methods share
 
     def draw(self, batch: Batch) -> MemoryBatch | None:
-        """As many clips from memory as the batch has, on the model's device; None while the memory is empty."""
-        return self.memory.draw(len(batch), to=self.device) if self.memory is not None else None
+        """Clips from memory, `draws` for each of the batch, on the model's device; None while the memory is empty."""
+        each = self.config.draws if isinstance(self.config, ReplayConfig) else 1.0
+        return self.memory.draw(len(batch), each, to=self.device) if self.memory is not None else None
 
     def with_memory(self, batch: Batch) -> tuple[Patches, Patches, MemoryBatch | None]:
         """Audio and video patches of x ∪ m (current clips first), and the drawn clips m."""

@@ -22,18 +22,18 @@ from stella.methods.base import (
     Losses,
     Method,
     ObjectiveConfig,
+    ReplayConfig,
     check_kept,
     drawn_patches,
     patch_columns,
     patch_rows,
 )
-from stella.methods.er import ERConfig
 from stella.model.cav import CAVConfig, Patches
 from stella.model.slow import check_shares
 
 
 @dataclass(frozen=True)
-class ChorusConfig(ERConfig):
+class ChorusConfig(ReplayConfig):
     draws: float = 3.0  # past clips for each current one
     keep_ratio: float = 0.5  # ρ, share of the patches stored, and of the current clips' trained on
 
@@ -64,8 +64,7 @@ class Chorus(Method):
         return patch_columns(model, config.kappa(model.patches_a), config.kappa(model.patches_v))
 
     def loss(self, batch: Batch) -> Losses:
-        assert self.memory is not None
-        drawn = self.memory.draw(len(batch), self.config.draws, to=self.device)
+        drawn = self.draw(batch)
         a, v = self.some(self.model.patches_a(batch.audio)), self.some(self.model.patches_v(batch.video))
         out = self.pretrain(a, v)
         parts, z_a, z_v = self.recon_means(out), out.z_a, out.z_v

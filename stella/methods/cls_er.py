@@ -9,14 +9,14 @@ from torch import Tensor
 from stella.clip import Batch
 from stella.config import check_values
 from stella.losses import pair_nll
-from stella.methods.base import Losses, clip_rows, penalty
+from stella.methods.base import Losses, ReplayConfig, clip_rows, penalty
 from stella.methods.er import Replay
 from stella.model.cav import CAV, Patches, Split
 from stella.model.slow import SlowWeights, check_shares
 
 
 @dataclass(frozen=True)
-class CLSERConfig:
+class CLSERConfig(ReplayConfig):
     """The paper's values, the same on Continual-VS and Continual-AS."""
 
     weight: float = 0.1  # λ, weight of the distance to the teacher
@@ -27,6 +27,7 @@ class CLSERConfig:
     evaluate: Literal["working", "stable"] = "working"  # the original publication evaluates the stable copy
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(self, "args.", weight=(self.weight >= 0, "not be negative"))
         check_shares("args.", alpha_stable=self.alpha_stable, alpha_plastic=self.alpha_plastic)
         check_shares("args.", rate_stable=self.rate_stable, rate_plastic=self.rate_plastic)

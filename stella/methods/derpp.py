@@ -12,6 +12,7 @@ from stella.memory import MemoryBatch
 from stella.methods.base import (
     Losses,
     Method,
+    ReplayConfig,
     clip_columns,
     clip_rows,
     output_columns,
@@ -22,10 +23,11 @@ from stella.model.cav import CAVConfig, Patches, Pretrained
 
 
 @dataclass(frozen=True)
-class DERppConfig:
+class DERppConfig(ReplayConfig):
     alpha: float = 0.5  # weight of the penalty (1.0 on Continual-AS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(self, "args.", alpha=(self.alpha >= 0, "not be negative"))
 
 

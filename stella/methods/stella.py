@@ -28,6 +28,7 @@ from stella.methods.base import (
     Losses,
     Method,
     ObjectiveConfig,
+    ReplayConfig,
     check_kept,
     clip_columns,
     clip_rows,
@@ -42,7 +43,7 @@ from stella.model.slow import check_shares
 
 
 @dataclass(frozen=True)
-class STELLAConfig:
+class STELLAConfig(ReplayConfig):
     """The paper's values on Continual-VS; the last four are for ablations."""
 
     alpha: float = 0.5  # weight of the penalty
@@ -59,6 +60,7 @@ class STELLAConfig:
     correlation: bool = True  # false: prune no patch ("LPIS only")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_values(
             self,
             "args.",

@@ -42,15 +42,16 @@ def test_without_what_they_add_they_are_er(name: str, off: dict[str, float], on:
         assert_same_weights(er, other)
 
 
-def test_er_draws_as_many_past_clips_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    er = method("er", clips=40, draws=3)
-    train(er, [6, 6, 6])
-    calls = spy(monkeypatch, er.model)
-    er.loss(batch(6, 18))
+@pytest.mark.parametrize("name", ["er", "derpp", "cls_er", "stella", "stella_plus"])
+def test_as_many_past_clips_are_drawn_as_are_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method(name, clips=40, draws=3)
+    train(one, [6, 6, 6])
+    calls = spy(monkeypatch, one.model)
+    one.loss(batch(6, 18))
     assert len(calls[0][0].positions) == 6 + 18
-    assert train(method("er", clips=4, draws=0.01), [3, 3])  # at least one clip is drawn
+    assert train(method(name, clips=4, draws=0.01), [3, 3])  # at least one clip is drawn
     with pytest.raises(ConfigError, match=r"draws=0\.0 must be above 0: past clips for each current one"):
-        method("er", draws=0)
+        method(name, draws=0)
 
 
 @pytest.mark.parametrize(
