@@ -78,10 +78,11 @@ def test_types_are_told_in_words() -> None:
 def test_field_comments_are_read_also_from_base_classes() -> None:
     assert hyper_parameters(METHODS["finetune"].Config) == []
     assert hyper_parameters(METHODS["derpp"].Config) == [
-        ("alpha", 0.5, "float", "weight of the penalty (1.0 on Continual-AS)")
+        ("draws", 1.0, "float", "past clips for each current one"),
+        ("alpha", 0.5, "float", "weight of the penalty (1.0 on Continual-AS)"),
     ]
-    assert [name for name, *_ in hyper_parameters(AblationConfig)] == ["alpha", "keep_ratio"]
-    assert hyper_parameters(AblationConfig)[0][3]
+    assert [name for name, *_ in hyper_parameters(AblationConfig)] == ["draws", "alpha", "keep_ratio"]
+    assert hyper_parameters(AblationConfig)[1][3]
 
     @dataclass
     class Needs:
