@@ -1,4 +1,4 @@
-"""The figure of a reproduction, drawn from its results.csv: the modality gap, or A and F over sizes."""
+"""The figure of a reproduction, drawn from its results.csv: A and F by method or over sizes, or the modality gap."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,13 @@ from stella.experiments.results import Rows, spread
 from stella.files import read_json
 from stella.runs.folder import RunFolder
 
-GAP = "gap"
+GAP, METHODS = "gap", "methods"
+BOUNDS = {"derpp-unlimited": ("DER++, unlimited memory", (0, (4, 2))), "multitask": ("Multitask", (0, (1, 1.5)))}
+KINDS = {
+    "": "as it is",
+    "codec": "with the codec",
+    "codec, 3 draws": "with the codec, three past clips for each current one",
+}
 WHITE, GREY = "white", "#bbbbbb"
 STYLE: Any = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "grid.color": GREY}
 
@@ -20,7 +26,7 @@ def draw(recipe: Recipe, order: str, found: Mapping[str, Rows], path: Path) -> b
 
     rows = {name: found[f"{order}/{name}"] for name in recipe.variants if found[f"{order}/{name}"]}
     with matplotlib.rc_context(STYLE):
-        figure = _gap(recipe, rows) if recipe.plot == GAP else _sizes(recipe, rows)
+        figure = {GAP: _gap, METHODS: _methods}.get(recipe.plot, _sizes)(recipe, rows)
         if figure is not None:
             figure.savefig(path, dpi=130)
     return figure is not None
@@ -63,6 +69,47 @@ def _gap(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
             series.append(Series(recipe.variants[name].label, colour, marker, curves, declines))
             tasks = max(tasks, *map(len, curves))
     return new_gap_figure(series, [f"task {number + 1}" for number in range(tasks)], GREY, WHITE) if series else None
+
+
+def _methods(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
+    """A and F of every method, a row each, as it is and with the codec: the best A on top; bounds as lines."""
+    from stella.report.svg import new_figure
+
+    marks: dict[str, dict[str, str]] = {}  # by row and kind, the variant
+    for name in rows.keys() - BOUNDS.keys():
+        method, _, kind = recipe.variants[name].label.partition(", ")
+        row, kind = (method, kind) if kind in KINDS else (f"{method}, {kind}", "")
+        marks.setdefault(row, {})[kind] = name
+    if not marks:
+        return None
+    order = sorted(marks, key=lambda row: max(spread(rows[name], "A").mean for name in marks[row].values()))
+    looks = {row: min(kinds.values(), key=len) for row, kinds in marks.items()}
+    colour = dict(zip(looks, (look for look, _ in _looks(list(looks.values()))), strict=True))
+    figure, axes = new_figure(7.6, 1.1 + 0.24 * len(order), columns=2)
+    for axis, column in zip(axes, "AF", strict=True):
+        for height, row in enumerate(order):
+            found = [(kind, spread(rows[name], column)) for kind, name in marks[row].items()]
+            axis.plot([each.mean for _, each in found], [height] * len(found), color=GREY, lw=1.2, zorder=1)
+            for kind, each in found:
+                look: dict[str, Any] = {"color": colour[row], "marker": "D" if "draws" in kind else "o", "ms": 5.5}
+                look |= {"mfc": colour[row] if kind else WHITE, "capsize": 2}
+                axis.errorbar(each.mean, height, xerr=each.deviation or 0.0, **look)
+        for name, (label, style) in BOUNDS.items():
+            if name in rows and (bound := spread(rows[name], column)).values:
+                axis.axvline(bound.mean, color="black", lw=1, ls=style, label=label, zorder=0)
+        axis.set_yticks(range(len(order)), order if column == "A" else [])
+        axis.locator_params(axis="x", integer=True)
+        axis.set(xlim=(0, None), ylim=(-0.7, len(order) - 0.3))
+        axis.grid(axis="x")
+    axes[0].set_xlabel("accuracy A, % (higher is better)")
+    axes[1].set_xlabel("forgetting F (lower is better)")
+    used = {kind for kinds in marks.values() for kind in kinds}
+    for kind, label in KINDS.items():
+        if kind in used:
+            look = {"color": "dimgrey", "marker": "D" if "draws" in kind else "o", "mfc": "dimgrey" if kind else WHITE}
+            axes[0].plot([], [], ls="", ms=5.5, label=label, **look)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return figure
 
 
 def _sizes(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:

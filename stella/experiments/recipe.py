@@ -63,7 +63,7 @@ class Recipe:
     speed: SpeedSteps | None = None
     first_seed: int = 0  # seeds are first_seed, first_seed + 1, …; development has others than tables
     columns: tuple[str, ...] = ()  # further columns of results.csv to print
-    plot: str = ""  # "gap", or what the numbers at the end of variants' names are: drawn beside the table
+    plot: str = ""  # drawn beside the table: "methods", "gap", or what the numbers at the end of variants' names are
     attention: bool = False  # draw where the sound is found after each task, and measure it
     seeds: int = 5  # that are run unless the command says otherwise
     initial: tuple[str, ...] = ()  # recipes of the runs that make the initial weights if none are given

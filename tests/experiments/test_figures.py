@@ -31,6 +31,25 @@ def test_accuracy_and_forgetting_over_sizes_of_memory(tmp_path: Path) -> None:
     assert not (tmp_path / "b.png").exists()
 
 
+def test_accuracy_and_forgetting_by_method_with_and_without_the_codec(tmp_path: Path) -> None:
+    recipe = load("table1")
+    figures_of = {"er": (7, 10), "er-dct": (13, 5), "er-dct-3": (17, 2), "chorus": (18, 1.5), "stella++-steps": (8, 9)}
+    rows = {name: [{"A": str(a + d), "F": str(f)} for d in (-1, 1)] for name, (a, f) in figures_of.items()}
+    rows |= {"derpp-unlimited": [{"A": "14", "F": "4"}], "multitask": [{"A": "15", "F": ""}]}
+    left, right = figures._methods(recipe, rows).axes
+    assert [each.get_text() for each in left.get_yticklabels()] == ["STELLA++, as many steps", "ER", "Chorus"]
+    marks = {(bar.lines[0].get_ydata()[0], bar.lines[0].get_xdata()[0]): bar.lines[0] for bar in left.containers}
+    assert marks.keys() == {(0, 8), (1, 7), (1, 13), (1, 17), (2, 18)}
+    assert [marks[1, a].get_marker() for a in (7, 13, 17)] == ["o", "o", "D"]
+    assert [marks[1, a].get_mfc() for a in (7, 13)] == ["white", LIGHT[OF_METHOD["er"]]]
+    assert marks[2, 18].get_mfc() == LIGHT[OF_METHOD["chorus"]]
+    assert {bar.lines[0].get_xdata()[0] for bar in right.containers} == {9, 10, 5, 2, 1.5}
+    bounds = [[line.get_xdata()[0] for line in axis.lines if line.get_linestyle() == "--"] for axis in (left, right)]
+    assert bounds == [[14, 15], [4]]  # Multitask has no F
+    assert figures.draw(recipe, "original", found("table1", er=rows["er"]), tmp_path / "a.png")
+    assert not figures.draw(recipe, "original", found("table1", multitask=rows["multitask"]), tmp_path / "b.png")
+
+
 def test_the_gap_has_a_line_for_each_variant_that_was_measured_after_each_task(tmp_path: Path) -> None:
     recipe = load("modality_gap")
     line = {"gaps": "0.5 0.4 0.3", "gap_decline": "0.1"}
