@@ -1,55 +1,54 @@
-"""Which video patches STELLA's pruning takes: the share of the sounding object's patches that each rule keeps.
+"""Which patches STELLA's pruning takes: the share that each rule keeps of the sounding object's, and of the events'.
 
     OMP_NUM_THREADS=2 python benchmarks/pruned.py --seeds 100 101 102 --out results/room/pruned.csv
 
 STELLA is trained in the setting of `room` on fewer clips; after each task the clips of the next one are scored against
-its memory, as in the first step of that task. `room` has all 16-pixel patches of 4 frames, of which κ = half are kept.
+its memory, as in the first step of that task. κ = half of the patches are kept. "object" are the video patches of the
+sounding object while it sounds; of audio, the patches of the tenths with an event.
 """
 
 import argparse
 import csv
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from room import config_of
 from room_job import Gallery, Job, render
+from room_variants import rules
 
 from stella import selection
 from stella.clip import Batch
+from stella.data.downstream import sounds
 from stella.data.scenes import TASKS, Scenes
 from stella.evaluate.matching import regions
 from stella.model.avm import score
 
 CLIPS = 64  # scored after each task
 DRAWS = 20
+MODALITY = {"a": "audio", "v": "video"}
+FIGURES = ("object", "rest", "mostly_gone", "never")
 
 
 @torch.no_grad()
-def kept(job: Job, batch: Batch, inside: torch.Tensor) -> dict[str, list[float]]:
-    """For each rule: the shares of the object's patches and of the others that it keeps (of "pruned": takes), how often
-    it keeps less than a quarter of the object, and the share of the object's patches that it never keeps."""
+def kept(job: Job, batch: Batch, inside: dict[str, torch.Tensor]) -> dict[tuple[str, str], list[float]]:
+    """For each modality and rule: the shares of the object's patches and of the others that it keeps (of "pruned":
+    takes), how often it keeps less than a quarter of the object, and the share of its patches that it never keeps."""
     method = job.method
     a, v = method.model.patches_a(batch.audio), method.model.patches_v(batch.video)
     scored = score(method.model, method.avm, a, v)
     chosen = defaultdict(list)
     for _ in range(DRAWS):
         scores = method.scores(scored, method.draw(batch))
-        nothing, ones = torch.zeros_like(scores.correlation_v), torch.ones_like(scores.importance_v)
-        given = {
-            "STELLA": scores,
-            "no pruning": replace(scores, correlation_v=nothing),
-            "uniform importance": replace(scores, importance_v=ones),
-            "random": replace(scores, importance_v=ones, correlation_v=nothing),
-        }
-        for rule, each in given.items():
-            positions = method.select(a, v, each)[1].positions
-            chosen[rule].append(torch.zeros_like(inside).scatter(1, positions, True))
-        noise = selection.uniform(*scores.importance_v.shape, generator=method.generators["select"])
-        chosen["pruned"].append(selection.prune(scores.correlation_v, noise))
-    return {rule: shares(torch.stack(draws).float(), inside) for rule, draws in chosen.items()}
+        for rule, each in rules(scores).items():
+            for m, patches in zip(inside, method.select(a, v, each), strict=True):
+                chosen[m, rule].append(torch.zeros_like(inside[m]).scatter(1, patches.positions, True))
+        for m in inside:
+            correlation = getattr(scores, f"correlation_{m}")
+            noise = selection.uniform(*correlation.shape, generator=method.generators["select"])
+            chosen[m, "pruned"].append(selection.prune(correlation, noise))
+    return {(m, rule): shares(torch.stack(draws).float(), inside[m]) for (m, rule), draws in chosen.items()}
 
 
 def shares(draws: torch.Tensor, inside: torch.Tensor) -> list[float]:
@@ -86,7 +85,7 @@ def main() -> None:
                 rows += [
                     {"seed": seed, "after": done + 1, **row} for row in measured(job, list(TASKS)[done + 1], clips)
                 ]
-                print(rows[-5:], flush=True)
+                print(*rows[-10:], sep="\n", flush=True)
     with given.out.open("w", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
@@ -98,12 +97,16 @@ def measured(job: Job, task: str, clips: tuple[torch.Tensor, torch.Tensor]) -> l
     each, number = len(clips[0]) // len(TASKS), list(TASKS).index(task)
     at = slice(number * each, number * each + CLIPS)
     scenes, config = Scenes(task, "train", each, seed=1), job.method.model.config
-    both = torch.stack([regions(scenes.labels(i), config) for i in range(CLIPS)])  # [B, 2, Lv]
-    inside = both[:, 0]
+    labels = [scenes.labels(i) for i in range(CLIPS)]
+    steps, bands = config.grid_a
+    inside = {
+        "a": torch.stack([sounds(each, steps).repeat_interleave(bands) for each in labels]),  # [B, La]
+        "v": torch.stack([regions(each, config)[0] for each in labels]),  # [B, Lv]
+    }
     found = kept(job, Batch(clips[0][at], clips[1][at], torch.arange(CLIPS)), inside)
     return [
-        {"task": task, "rule": rule, **dict(zip(("object", "rest", "mostly_gone", "never"), each, strict=True))}
-        for rule, each in found.items()
+        {"task": task, "patches": MODALITY[m], "rule": rule, **dict(zip(FIGURES, each, strict=True))}
+        for (m, rule), each in found.items()
     ]
 
 

@@ -4,10 +4,11 @@
     python benchmarks/room.py --check              does it give the A and F of `pretrain`? In miniature, on a CPU
 
 PLAN.json is a list of runs: {"label", "recipe", "set": ["method=er", "seed=100", …]}. With "shares": [0.5] the end is
-also evaluated on that share of each clip's patches, at random; with "slow": "end" slow weights are evaluated after the
-last task alone. With --runs FOLDER every run leaves FOLDER/RECIPE/LABEL/seed-N as `pretrain` does, with weights if its
-recipe keeps them: `stella reproduce RECIPE --out FOLDER` finds it finished. `room_plan.py` makes a plan of a recipe,
-`room_rows.py` adds results to a table; --done leaves out the runs that a table has.
+also evaluated on that share of each clip's patches, at random; with "chosen": true on the patches that each of STELLA's
+rules selects; with "slow": "end" slow weights are evaluated after the last task alone. With --runs FOLDER every run
+leaves FOLDER/RECIPE/LABEL/seed-N as `pretrain` does, with weights if its recipe keeps them: `stella reproduce RECIPE
+--out FOLDER` finds it finished. `room_plan.py` makes a plan of a recipe, `room_rows.py` adds results to a table; --done
+leaves out the runs that a table has.
 
 Processes share the clips' memory and claim runs by files in OUT.jsonl.claims; several calls may share a plan.
 `room_gpu.sh` starts MPS and sets what it needs. A process can train several runs at a time, each on a CUDA stream of

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from room_record import Record
+from room_variants import RULES, rules
 from torch import Tensor
 
 from stella import selection
@@ -18,6 +20,7 @@ from stella.data.scenes import TASKS, Scenes
 from stella.evaluate.forgetting import summary
 from stella.evaluate.retrieval import Embeddings, modality_gap, task_recall
 from stella.media.fbank import fbank
+from stella.model.avm import score
 from stella.rng import generator
 from stella.runs.build import build_method
 from stella.runs.config import machine
@@ -107,6 +110,16 @@ class Gallery:
         embedded = self._embed(lambda at: self._some(model, at, share, draw), autocast, every, self.main)
         return mean(task_recall([Embeddings(a, v, a[:, 0]) for a, v in embedded]))
 
+    @torch.no_grad()
+    def of_chosen(self, method: Any, model: Any, autocast: Any) -> dict[str, float]:
+        """A if the encoders see the patches that are selected, as in training, by each of STELLA's rules."""
+        found = {}
+        for rule in RULES:
+            chosen = partial(self._chosen, method, model, rule)
+            embedded = self._embed(chosen, autocast, list(range(len(TASKS))), self.main)
+            found[rule] = mean(task_recall([Embeddings(a, v, a[:, 0]) for a, v in embedded]))
+        return found
+
     def _embed(self, represent: Any, autocast: Any, tasks: list[int], clips: int) -> list[list[Tensor]]:
         embedded = []
         for first in (task * self.clips for task in tasks):
@@ -127,6 +140,12 @@ class Gallery:
             order = selection.random_order(selection.uniform(*patches.positions.shape, generator=draw))
             kept.append(patches.take(order[:, : selection.kappa(order.shape[1], share)]))
         return model.pooled_a(kept[0]), model.pooled_v(kept[1])
+
+    def _chosen(self, method: Any, model: Any, rule: str, at: Tensor) -> tuple[Tensor, Tensor]:
+        a, v = model.patches_a(self.audio[at]), model.patches_v(self.video[at])
+        drawn = method.draw(Batch(self.video[at], self.audio[at], at))
+        a, v = method.select(a, v, rules(method.scores(score(model, method.avm, a, v), drawn))[rule])
+        return model.pooled_a(a), model.pooled_v(v)
 
 
 def mean(recall: dict[str, Any]) -> float:
@@ -182,6 +201,8 @@ class Job:
             self.found[name].append({"task": task, **found})
             self.galleries[f"{name}galleries"] = other
             line |= {"slow": found} if name else found
+            if last and not name and self.run.get("chosen"):
+                self.galleries["chosen"] = self.gallery.of_chosen(self.method, model, autocast)
             if last and (shares := self.run.get("shares")):
                 self.galleries[f"{name}shares"] = [self.gallery.of_share(model, autocast, each) for each in shares]
         if self.record:

@@ -23,6 +23,9 @@ from stella.model.avm import Scored, score
 from stella.model.cav import CAV, CAVConfig, Patches, Split
 
 
+RULES = ("STELLA", "no pruning", "uniform importance", "random")  # see `rules`
+
+
 def draw_blocks(importance: Tensor, pruned: Tensor, noise: Tensor, grid: tuple[int, int, int], size: int = 2) -> Tensor:
     """Video by blocks of size × size patches of a frame, drawn ∝ mean importance, pruned patches last."""
     frames, rows, columns = grid
@@ -126,6 +129,14 @@ class TwoPasses(STELLA):
         out = replace(out, z_a=z_a, z_v=z_v)
         parts = self.parts(out) | {"penalty": self.config.alpha * stored_penalty(out, drawn), "avm": matching}
         return Losses(parts, output_rows(out, batch) | self.remember(batch, scores, *chosen))
+
+
+def rules(scores: Scores) -> dict[str, Scores]:
+    """STELLA's selection with and without its parts, as scores to select by."""
+    even = {f"importance_{m}": torch.ones_like(getattr(scores, f"importance_{m}")) for m in "av"}
+    kept = {f"correlation_{m}": torch.zeros_like(getattr(scores, f"correlation_{m}")) for m in "av"}
+    changed: list[dict[str, Tensor]] = [{}, kept, even, even | kept]
+    return {rule: replace(scores, **each) for rule, each in zip(RULES, changed, strict=True)}
 
 
 def whole(model: CAV, a: Patches, v: Patches, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
