@@ -22,7 +22,6 @@ from stella.methods.stella_plus import STELLAPlus
 from stella.model.avm import Scored, score
 from stella.model.cav import CAV, CAVConfig, Patches, Split
 
-
 RULES = ("STELLA", "no pruning", "uniform importance", "random")  # see `rules`
 
 

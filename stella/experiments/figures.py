@@ -6,7 +6,7 @@ from typing import Any
 
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
-from stella.files import read_json
+from stella.files import read_json, whole
 from stella.runs.folder import RunFolder
 
 GAP, METHODS = "gap", "methods"
@@ -28,7 +28,7 @@ def draw(recipe: Recipe, order: str, found: Mapping[str, Rows], path: Path) -> b
     with matplotlib.rc_context(STYLE):
         figure = {GAP: _gap, METHODS: _methods}.get(recipe.plot, _sizes)(recipe, rows)
         if figure is not None:
-            figure.savefig(path, dpi=130)
+            _save(figure, path)
     return figure is not None
 
 
@@ -45,8 +45,13 @@ def draw_pairs(recipe: Recipe, order: str, folder: Path, seed: int, path: Path) 
     looks = zip(names, _looks(names), strict=True)
     found = [(recipe.variants[name].label, colour, read_json(files[name])) for name, (colour, _) in looks]
     with matplotlib.rc_context(STYLE):
-        new_pairs_figure(found, GREY, WHITE).savefig(path, dpi=130)
+        _save(new_pairs_figure(found, GREY, WHITE), path)
     return True
+
+
+def _save(figure: Any, path: Path) -> None:
+    with whole(path) as fresh:
+        figure.savefig(fresh, format="png", dpi=130)
 
 
 def _looks(names: list[str]) -> list[tuple[str, str]]:
@@ -88,7 +93,7 @@ def _methods(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
     figure, axes = new_figure(7.6, 1.1 + 0.24 * len(order), columns=2)
     for axis, column in zip(axes, "AF", strict=True):
         for height, row in enumerate(order):
-            found = [(kind, spread(rows[name], column)) for kind, name in marks[row].items()]
+            found = [(kind, each) for kind, name in marks[row].items() if (each := spread(rows[name], column)).values]
             axis.plot([each.mean for _, each in found], [height] * len(found), color=GREY, lw=1.2, zorder=1)
             for kind, each in found:
                 look: dict[str, Any] = {"color": colour[row], "marker": "D" if "draws" in kind else "o", "ms": 5.5}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.errors import plain
+from stella.files import whole
 
 NO_FONTS = ("Last Resort", "cm", "STIX", "DejaVu Math")  # placeholders, and symbols under the codes of letters
 
@@ -18,7 +19,8 @@ def save(figure: Any, path: Path) -> None:
         if shown := text.get_text():
             lines = [drawable(line) for line in shown.split("\n")]
             text.set(text="\n".join(lines), parse_math=False, fontfamily=families("".join(lines)))
-    figure.savefig(path, dpi=110)
+    with whole(path) as fresh:
+        figure.savefig(fresh, format=path.suffix.removeprefix("."), dpi=110)
 
 
 def drawable(text: str) -> str:

@@ -46,7 +46,9 @@ def test_accuracy_and_forgetting_by_method_with_and_without_the_codec(tmp_path: 
     assert {bar.lines[0].get_xdata()[0] for bar in right.containers} == {9, 10, 5, 2, 1.5}
     bounds = [[line.get_xdata()[0] for line in axis.lines if line.get_linestyle() == "--"] for axis in (left, right)]
     assert bounds == [[14, 15], [4]]  # Multitask has no F
-    assert figures.draw(recipe, "original", found("table1", er=rows["er"]), tmp_path / "a.png")
+    one_task = found("table1", er=[{"A": "7", "F": ""}])
+    for each in (one_task, found("table1", er=rows["er"])):
+        assert figures.draw(recipe, "original", each, tmp_path / "a.png")
     assert not figures.draw(recipe, "original", found("table1", multitask=rows["multitask"]), tmp_path / "b.png")
 
 
