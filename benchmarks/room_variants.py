@@ -82,6 +82,23 @@ class MatchingPast(STELLA):
 
 
 @dataclass(frozen=True)
+class PrunedInConfig(STELLAConfig):
+    pruned: Literal["a", "v"] = "a"
+
+
+class PrunedIn(STELLA):
+    """STELLA that prunes patches of one modality alone."""
+
+    Config = PrunedInConfig
+    config: PrunedInConfig
+
+    def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:
+        found = super().scores(scored, drawn)
+        other = "correlation_v" if self.config.pruned == "a" else "correlation_a"
+        return replace(found, **{other: torch.zeros_like(getattr(found, other))})
+
+
+@dataclass(frozen=True)
 class WholeStepsConfig(STELLAConfig):
     every: int = 2
 
@@ -267,6 +284,7 @@ def register() -> None:
         stella_plus_blocks=BlocksPlus,
         stella_frozen=Frozen,
         stella_matching_past=MatchingPast,
+        stella_pruned_in=PrunedIn,
         stella_whole_steps=WholeSteps,
         stella_two_passes=TwoPasses,
         see_chosen=SeeChosen,
