@@ -13,6 +13,7 @@ CLAIMS = [
     (T, "Chorus is {} and {} above MIR (shuffled {} and {})", "chorus mir-dct A|chorus mir-dct slow_A|*"),
     (T, "{} and {} above ER (shuffled {} and {})", "chorus er-dct A|chorus er-dct slow_A|*"),
     (T, "Chorus is {} above it, shuffled {}, ahead on four of five seeds in each", "chorus er-dct-3 A|*"),
+    (T, "Its F is lower too ({}; shuffled {}, whose 95% interval", "er-dct-3 chorus F|*"),
     (T, "below DER++ on every seed and in both orders**: {}, shuffled {}.", "stella derpp A|*"),
     (T, "STELLA+ is {} above STELLA (shuffled {})", "stella_plus stella A|*"),
     (T, "cannot be told from DER++ in A (+{}; shuffled {})", "stella_plus derpp A|*"),
