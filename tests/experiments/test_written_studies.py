@@ -187,6 +187,26 @@ def test_what_pruning_takes_is_written_as_it_is() -> None:
         close(shown[label][1], [100 * spread(found[rule], "rest").mean], 0.51)
 
 
+STORES = ["rule=random", "rule=random keep_ratio=0.3", "rule=random keep_ratio=0.25", "rule=importance", "rule=block"]
+
+
+def test_what_a_memory_wants_is_written_as_it_is() -> None:
+    found = grouped("room/room.csv", "method", "memory", "changed", "precision")
+    derpp, unlimited = (found["derpp", size, "alpha=0.1", "bfloat16"] for size in ("36 MB", "unlimited"))
+    low, high = (spread(rows, "A_480").mean for rows in (derpp, unlimited))
+    er = [row for row in found["er", "36 MB", "", "bfloat16"] if int(row["seed"]) < 103]
+    kinds = [er, *(found["patch_memory", "36 MB", rule, "bfloat16"] for rule in STORES)]
+    kinds.append(found["er", "324 MB", "", "bfloat16"])
+    shown = table("room/README.md", "| 36 MB, no penalty")
+    for rows, (label, row) in zip(kinds, shown.items(), strict=True):
+        assert row[:2] == [f"{int(rows[0]['capacity']):,}", str(len(rows))], label
+        for cell, column in ((row[2], "A_480"), (row[4], "slow_A_480")):
+            value = spread(rows, column)
+            assert cell.replace("*", "") == f"{value.mean:.2f} ± {value.deviation:.2f}", label
+        won = 100 * (spread(rows, "A_480").mean - low) / (high - low)
+        assert not row[5] or row[5] == signed(f"{won:.0f}%"), label
+
+
 def test_bases_are_written_as_they_are() -> None:
     last = {row["name"]: row for row in lines("bases/bases.csv") if row["final"] == "True"}
     columns = ["step", "seconds", "A_base", "A", "x_chance", "avm", "ratio_min", "pointing", "auc", "near_same_timing"]
