@@ -13,6 +13,7 @@ CLAIMS = [
     (T, "Chorus is {} and {} above MIR (shuffled {} and {})", "chorus mir-dct A|chorus mir-dct slow_A|*"),
     (T, "{} and {} above ER (shuffled {} and {})", "chorus er-dct A|chorus er-dct slow_A|*"),
     (T, "Chorus is {} above it, shuffled {}, ahead on four of five seeds in each", "chorus er-dct-3 A|*"),
+    (T, "Its F is lower too ({}; shuffled {}, whose 95% interval", "er-dct-3 chorus F|*"),
     (T, "below DER++ on every seed and in both orders**: {}, shuffled {}.", "stella derpp A|*"),
     (T, "STELLA+ is {} above STELLA (shuffled {})", "stella_plus stella A|*"),
     (T, "cannot be told from DER++ in A (+{}; shuffled {})", "stella_plus derpp A|*"),
@@ -31,6 +32,14 @@ CLAIMS = [
     (S, "STELLA+ is {} above STELLA, cannot be told from DER++ in A ({})", "stella_plus stella A|stella_plus derpp A"),
     (S, "forgets less on every seed (F {})", "stella_plus derpp F"),
     (S, "DER++ is above ER on every seed, {}", "derpp er A"),
+    (
+        S,
+        "STELLA is {} below DER++ on its three seeds, STELLA+ cannot be told from DER++ in A on its four ({}) and has "
+        "a lower F on each ({}), DER++ is {} above ER",
+        "@derpp stella A|@stella_plus derpp A|@stella_plus derpp F|@derpp er A",
+    ),
+    (S, "unlimited memory (3.0) F is lower by {} and {}", "@er-dct-3 chorus F|@derpp-unlimited chorus F"),
+    (S, "with slow weights they do ({} and {})", "@er-dct-3 chorus slow_F|@derpp-unlimited chorus slow_F"),
     (F, "It is {} above DER++, {} with slow weights", "stella_plus derpp A|stella_plus derpp slow_A"),
     (F, "forgets less (F {}, slow {})", "stella_plus derpp F|stella_plus derpp slow_F"),
     (F, "STELLA is below DER++ here too, by {};", "derpp stella A"),
@@ -39,22 +48,43 @@ CLAIMS = [
     (F, "unlimited memory ({}, slow {})", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
     (F, "DER++ with unlimited memory is {} above it", "derpp-unlimited multitask A"),
 ]
+EVERY_SEED = [  # which the pages say: more of the figure on every seed that both have
+    (T, "derpp stella A|@derpp stella A|derpp stella_plus F|@derpp stella_plus F"),
+    (T, "chorus er-dct-3 slow_A|@chorus er-dct-3 slow_A"),
+    (S, "chorus er-dct-3 A|chorus er-dct-3 slow_A|er-dct-3 chorus F|@chorus er-dct-3 A|@chorus er-dct-3 slow_A"),
+    (S, "chorus derpp-unlimited A|@chorus derpp-unlimited A|@chorus multitask A|@chorus multitask slow_A"),
+    (S, "derpp stella A|@derpp stella A|derpp er A|@derpp er A|derpp stella_plus F|@derpp stella_plus F"),
+    (F, "stella_plus derpp A|stella_plus derpp slow_A|derpp stella_plus F|derpp stella_plus slow_F|derpp stella A"),
+    (F, "chorus derpp-unlimited A|chorus derpp-unlimited slow_A|multitask stella_plus A|stella er A|er finetune A"),
+]
 
 
-def difference(page: str, order: str, words: str) -> str:
-    """As the page writes it: with a minus sign, zero without one."""
-    better, worse, figure = words.split()
+def paired(page: str, words: str) -> Spread:
+    """`@` is the shuffled order."""
+    order = "shuffled" if words[0] == "@" else "original"
+    better, worse, figure = words.lstrip("@").split()
     rows = [{row["seed"]: row[figure] for row in results(page)[f"{order}/{name}"]} for name in (better, worse)]
     found = Spread([float(rows[0][seed]) - float(rows[1][seed]) for seed in rows[0] if seed in rows[1]])
     assert len(found.values) > 2, words
-    return str(found).replace("-0.0 ", "0.0 ").replace("-", "−")
+    return found
+
+
+def difference(page: str, words: str) -> str:
+    """As the page writes it: with a minus sign, zero without one."""
+    return str(paired(page, words)).replace("-0.0 ", "0.0 ").replace("-", "−")
 
 
 @pytest.mark.parametrize(("page", "text", "of"), CLAIMS)
 def test_paired_differences_are_written_as_they_are(page: str, text: str, of: str) -> None:
-    """`@` is the shuffled order; `*` says again in the shuffled order what stands before it."""
+    """`*` says again in the shuffled order what stands before it."""
     said = of.removesuffix("|*").split("|")
     said += [f"@{words}" for words in said] if of.endswith("*") else []
-    values = [difference(page, "shuffled" if words[0] == "@" else "original", words.lstrip("@")) for words in said]
+    values = [difference(page, words) for words in said]
     written = re.sub(r"\s+", " ", (ROOT / "results" / page / "README.md").read_text(encoding="utf-8"))
     assert text.format(*values) in written
+
+
+@pytest.mark.parametrize(("page", "of"), EVERY_SEED)
+def test_what_is_said_of_every_seed_holds(page: str, of: str) -> None:
+    for words in of.split("|"):
+        assert min(paired(page, words).values) > 0, words

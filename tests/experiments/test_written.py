@@ -1,10 +1,7 @@
 """Figures in prose are those of the CSV beside them."""
 
-import csv
-from collections import defaultdict
-
 import pytest
-from helpers.tables import ROOT, results
+from helpers.tables import ROOT, cells, grouped, read, results, table
 
 from stella.experiments.recipe import load
 from stella.experiments.results import Rows, spread
@@ -13,10 +10,6 @@ from stella.runs.record import Spread
 
 VARIANTS = load("table1").variants
 CELLS = {"A": 2, "F": 3, "slow_A": 4, "slow_F": 5}
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip(" *") for cell in line.strip("|\n").split("|")]
 
 
 def written(rows: Rows, figure: str) -> str:
@@ -127,10 +120,7 @@ PARTS = {
 
 
 def test_the_parts_of_chorus_are_written_as_they_are() -> None:
-    found: dict[tuple[str, ...], Rows] = defaultdict(list)
-    with (ROOT / "results/chorus/development.csv").open(encoding="utf-8") as lines:
-        for line in sorted(csv.DictReader(lines), key=lambda line: line["seed"]):
-            found[line["method"], line["changed"], line["codec"]].append(line)
+    found = grouped("chorus/development.csv", "method", "changed", "codec")
     shown, own = table("../docs/chorus.md", "| | clips in memory |"), found[PARTS["Chorus"]]
     assert shown.keys() == PARTS.keys()
     for label, row in shown.items():
@@ -146,26 +136,6 @@ def test_the_parts_of_chorus_are_written_as_they_are() -> None:
             less,
         ]
         assert row == expected, label
-
-
-def table(page: str, first: str) -> dict[str, list[str]]:
-    """The rows of the table whose heading begins so, by their first cell."""
-    lines = (ROOT / "results" / page).read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(first)) + 2
-    rows: dict[str, list[str]] = {}
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        rows[cells(line)[0]] = cells(line)[1:]
-    return rows
-
-
-def read(file: str) -> dict[str, Rows]:
-    found: dict[str, Rows] = defaultdict(list)
-    with (ROOT / "results" / file).open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            found[line["name"].split("/")[1]].append(line)
-    return found
 
 
 def test_ablations_are_written_as_they_are() -> None:

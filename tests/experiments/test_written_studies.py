@@ -1,0 +1,254 @@
+"""Figures on the pages of single studies are those of the CSV beside them."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from helpers.tables import ROOT, grouped, lines, numbers, read, table
+
+from stella.experiments.results import Rows, spread
+from stella.runs.record import Spread
+
+
+def signed(text: str) -> str:
+    return text.replace("-0.0 ", "0.0 ").replace("-", "−")
+
+
+def less(rows: Rows, base: Rows, figure: str) -> Spread:
+    """Paired over seeds."""
+    other = {line["seed"]: float(line[figure]) for line in base}
+    return Spread([float(line[figure]) - other[line["seed"]] for line in rows if line["seed"] in other])
+
+
+def prose(page: str) -> str:
+    return re.sub(r"\s+", " ", (ROOT / "results" / page).read_text(encoding="utf-8"))
+
+
+def read_by(file: str, column: str) -> dict[str, Rows]:
+    return {key: rows for (key,), rows in grouped(file, column).items()}
+
+
+def close(text: str, values: list[float], within: float) -> None:
+    assert numbers(text.replace(", ", " ")) == pytest.approx(values, abs=within), text
+
+
+def spreads(rows: Rows, *columns: str) -> Iterator[str]:
+    return (str(spread(rows, column)) for column in columns)
+
+
+# In these sentences of codec/README.md: the row of sizes.csv, and which figure of it.
+STORED = [
+    ("DER++ has {} with it in 1% and {} plain in 8% (plain in 1%: {})", "derpp-dct-1 derpp-8 derpp-1:"),
+    ("STELLA {} and {}, STELLA+ {} and {}", "stella-dct-1 stella-8 stella_plus-dct-1 stella_plus-8"),
+    ("(DER++ {}, {}, {}, {}, {} in 1, 2, 4, 8 and 16%)", "".join(f"derpp-dct-{n}: " for n in (1, 2, 4, 8, 16))),
+    ("({}, {}, {} in 16, 32 and 64%)", "derpp-16: derpp-32: derpp-64:"),
+    ("DER++ has {} and {}, STELLA+ {} and {}.", "derpp-dct-16 derpp-64 stella_plus-dct-16 stella_plus-64"),
+    ("STELLA has {} and {}, lower on both seeds", "stella-dct-16 stella-64"),
+    ("STELLA in 1% ({}, DER++ {})", "stella-dct-1:F derpp-dct-1:F"),
+    ("STELLA+ in 16% ({} and {})", "stella_plus-dct-16:F derpp-dct-16:F"),
+    ("is above it in 1% ({} and {};", "stella_plus-1: derpp-1:"),
+]
+
+
+@pytest.mark.parametrize(("text", "of"), STORED)
+def test_stored_bytes_are_written_as_they_are(text: str, of: str) -> None:
+    """`NAME` is A with its deviation, `NAME:` A alone, `NAME:F` the mean of F."""
+    found = read("codec/sizes.csv")
+    values = []
+    for name, colon, figure in (words.partition(":") for words in of.split()):
+        value = spread(found[name], figure or "A")
+        values.append(value.short if colon else str(value))
+    assert text.format(*values) in prose("codec/README.md")
+
+
+def test_what_is_said_of_all_sizes_holds() -> None:
+    found, text = read("codec/sizes.csv"), prose("codec/README.md")
+    falls: dict[str, list[float]] = {"": [], "-dct": []}
+    behind: list[float] = []
+    for name, rows in found.items():
+        method, codec, size = re.fullmatch(r"(\w+?)(-dct)?-(\d+)", name).groups("")  # type: ignore[union-attr]
+        base = found[f"derpp{codec}-{size}"]
+        if method == "derpp":
+            continue
+        falls[codec].append(-less(rows, base, "F").mean)
+        if method == "stella":
+            assert max(less(rows, base, "A").values) < 0, name
+        elif codec:
+            behind.append(-less(rows, base, "A").mean)
+    ranges = [f"{min(some):.1f} to {max(some):.1f}" for some in (*falls.values(), behind)]
+    assert "by {} without the codec and {} with it".format(*ranges[:2]) in text
+    assert f"with the codec it is {ranges[2]} below at every size" in text
+    assert f"{len(lines('codec/sizes.csv'))} runs" in text
+
+
+def test_quality_and_cost_of_the_codec_are_written_as_they_are() -> None:
+    shown = table("codec/README.md", "| clips | | PSNR")
+    sets = {
+        "real clips, talking heads (GRID), 10.24 s (the paper's size, padded)": "real clips, 10.24 s",
+        "real clips, 2.56 s (no padding)": "real clips, 2.56 s",
+        "`scenes` (96 px)": "scenes",
+        "`scenes-hard`": "scenes-hard",
+        "`scenes-full` (224 px)": "scenes-full",
+    }
+    found = read_by("codec/quality.csv", "clips")
+    for label, name in sets.items():
+        psnr, error = ([float(row[column]) for row in found[name]] for column in ("psnr_db", "spectrogram_error"))
+        assert shown[label][0] == str(len(psnr))
+        close(shown[label][1], [sum(psnr) / len(psnr), min(psnr)], 0.051)
+        close(shown[label][2], [sum(error) / len(error), max(error)], 0.00051)
+    for row, (label, (plain, coded, cost)) in zip(
+        lines("codec/steps.csv"), table("codec/README.md", "| | plain, ms").items(), strict=True
+    ):
+        assert row["method"] == label.lower().replace("der++", "derpp").replace("+", "_plus")
+        close(f"{plain} {coded}", [float(row["plain_ms"]), float(row["codec_ms"])], 0.051)
+        close(cost, [float(row["cost_percent"])], 0.051)
+
+
+OTHERS = {"STELLA": "stella", "STELLA+": "stella_plus", "Random": "random", "DER++": "derpp", "CLS-ER": "cls_er"}
+DRAFTS = {
+    "half, one drawn clip for each current one": "",
+    "half, two": "draws=2",
+    "half, three": "draws=3",
+    "30%, two": "draws=2 keep=0.3",
+    "30%, three": "draws=3 keep=0.3",
+    "whole clips, three (ER with three draws)": "draws=3 keep=1.0",
+    "half, three, drawn clips contrasted alone": "past=contrast draws=3",
+    "30%, three, contrasted alone": "past=contrast draws=3 keep=0.3",
+    "30%, four, contrasted alone": "past=contrast draws=4 keep=0.3",
+    "30%, six, contrasted alone": "past=contrast draws=6 keep=0.3",
+    "25%, three, contrasted alone": "past=contrast draws=3 keep=0.25",
+    "30%, one, contrasted alone": "past=contrast draws=1 keep=0.3",
+}
+FAILED = [
+    "draws=2 near=20 anchors=4 bank=true",
+    "draws=2 near=20 anchors=2",
+    "draws=2 near=10 anchors=4",
+    "draws=2 teach=1",
+    "past=contrast draws=3 keep=0.3 teach=0.3",
+    "draws=2 mse=0.1 decay=0.999",
+    "past=contrast draws=4 keep=0.3 seen=0.1",
+]
+
+
+def test_the_search_for_chorus_is_written_as_it_was() -> None:
+    found = grouped("chorus/development.csv", "method", "changed", "codec")
+    shown = table("chorus/README.md", "| | clips | seeds | A |")
+    for label, method in (OTHERS | {"ER": "er"}).items():
+        rows = next(rows for (of, _, codec), rows in found.items() if (of, codec) == (method, "dct"))
+        assert shown[label][:2] == [f"{int(rows[0]['capacity']):,}", str(len(rows))], label
+        close(" ".join(shown[label][2:]), [spread(rows, column).mean for column in ("A", "F", "slow_A")], 0.051)
+    shown = table("chorus/README.md", "| | seeds | A | F | slow A |")
+    assert len(shown) == len(DRAFTS) + 1  # and Chorus
+    for label, row in shown.items():
+        rows = found[("chorus", "", "dct") if label.startswith("Chorus") else ("draft", DRAFTS[label], "dct")]
+        assert row[0] == str(len(rows)), label
+        close(" ".join(row[1:]).replace("*", ""), [spread(rows, of).mean for of in ("A", "F", "slow_A")], 0.051)
+    tried = list(table("chorus/README.md", "| | seeds | A | slow A | against").values())[1:-1]
+    for changed, row in zip(FAILED, tried, strict=True):
+        rows = found["draft", changed, "dct"]
+        close(
+            " ".join(row[:3]).replace("*", ""), [len(rows), *(spread(rows, of).mean for of in ("A", "slow_A"))], 0.051
+        )
+
+
+TESTS = {
+    "Random: half of the patches, no module": "Random",
+    "module frozen after the initial stage": "module frozen",
+    "neighbours together: blocks of 2 × 2 patches": "blocks of 2x2 patches",
+    "whole clips in every fourth step": "whole clips every 4th step",
+    "contrast on chosen patches, reconstruction on all": "contrast on chosen, reconstruction on all",
+    "visible patches chosen, all others reconstructed": "visible patches chosen",
+    "visible patches at random, chosen ones reconstructed": "targets chosen",
+    "no pruning** (LPIS only)": "no pruning (LPIS only)",
+}
+
+
+def test_why_stella_is_below_derpp_is_written_as_it_was_found() -> None:
+    found, shown = read("room/tests.csv"), table("room/README.md", "| | A | F | slow A | − STELLA")
+    derpp = read("room/results.csv")["derpp"]
+    assert {TESTS.get(label, label) for label in shown} == set(found)
+    for label, row in shown.items():
+        rows = found[TESTS.get(label, label)]
+        own = [f"{spread(rows, of).mean:.2f} ± {spread(rows, of).deviation:.2f}" for of in ("A", "slow_A")]
+        assert [row[0].replace("*", ""), row[2].replace("*", "")] == own, label
+        assert row[1] == spread(rows, "F").short, label
+        for cell, base in zip(row[3:], (found["STELLA"], derpp), strict=True):
+            differences = ", ".join(signed(str(less(rows, base, of))) for of in ("A", "slow_A"))
+            assert not cell or cell.replace("+", "") == differences, label
+
+
+def test_what_pruning_takes_is_written_as_it_is() -> None:
+    shown = table("room/README.md", "| share of video patches kept")
+    found = read_by("room/pruned.csv", "rule")
+    for label, rule in zip(shown, ("STELLA", "no pruning", "uniform importance", "random", "pruned"), strict=True):
+        kept = [100 * float(row["object"]) for row in found[rule]]
+        said = numbers(shown[label][0])
+        assert len(kept) == 15 and said == pytest.approx([sum(kept) / 15, min(kept), max(kept)][: len(said)], abs=0.51)
+        close(shown[label][1], [100 * spread(found[rule], "rest").mean], 0.51)
+
+
+STORES = ["rule=random", "rule=random keep_ratio=0.3", "rule=random keep_ratio=0.25", "rule=importance", "rule=block"]
+
+
+def test_what_a_memory_wants_is_written_as_it_is() -> None:
+    found = grouped("room/room.csv", "method", "memory", "changed", "precision")
+    derpp, unlimited = (found["derpp", size, "alpha=0.1", "bfloat16"] for size in ("36 MB", "unlimited"))
+    low, high = (spread(rows, "A_480").mean for rows in (derpp, unlimited))
+    er = [row for row in found["er", "36 MB", "", "bfloat16"] if int(row["seed"]) < 103]
+    kinds = [er, *(found["patch_memory", "36 MB", rule, "bfloat16"] for rule in STORES)]
+    kinds.append(found["er", "324 MB", "", "bfloat16"])
+    shown = table("room/README.md", "| 36 MB, no penalty")
+    for rows, (label, row) in zip(kinds, shown.items(), strict=True):
+        assert row[:2] == [f"{int(rows[0]['capacity']):,}", str(len(rows))], label
+        for cell, column in ((row[2], "A_480"), (row[4], "slow_A_480")):
+            value = spread(rows, column)
+            assert cell.replace("*", "") == f"{value.mean:.2f} ± {value.deviation:.2f}", label
+        won = 100 * (spread(rows, "A_480").mean - low) / (high - low)
+        assert not row[5] or row[5] == signed(f"{won:.0f}%"), label
+
+
+def test_bases_are_written_as_they_are() -> None:
+    last = {row["name"]: row for row in lines("bases/bases.csv") if row["final"] == "True"}
+    columns = ["step", "seconds", "A_base", "A", "x_chance", "avm", "ratio_min", "pointing", "auc", "near_same_timing"]
+    near = [0.5, 0.5, 0.051, 0.0051, 0.051, 0.051, 0.5, 0.5, 0.0051, 0.0051]
+    shown = {label.split("*")[0].split(" ")[0]: row for label, row in table("bases/README.md", "| run | start").items()}
+    assert last.keys() == shown.keys() - {"shipped"}
+    for name, row in last.items():
+        for cell, column, within in zip(shown[name][2:], columns, near, strict=True):
+            assert float(cell.replace(",", "")) == pytest.approx(float(row[column]), abs=within), (name, column)
+    sets = {
+        label.strip("*`").split("*")[0].strip("`"): row
+        for label, row in table("bases/README.md", "| weights | 1").items()
+    }
+    for name, rows in read_by("bases/clip_sets.csv", "weights").items():
+        values = [float(row["A"]) for row in rows]
+        assert [float(cell) for cell in sets[name][:5]] == pytest.approx(values, abs=0.0051), name
+        assert float(sets[name][5]) == pytest.approx(sum(values) / 5, abs=0.041), name
+
+
+def test_earlier_tables_are_written_as_they_are() -> None:
+    names = {"Finetune": "finetune", "ER": "er", "DER++": "derpp", "STELLA": "stella", "STELLA+": "stella_plus"}
+    found = read("scenes/results.csv")
+    for label, row in table("README.md", "| method | A").items():
+        if label in names:
+            assert [cell.replace("*", "") for cell in row] == list(spreads(found[names[label]], "A", "F")), label
+    found = read("why/results.csv")
+    for name, row in zip(
+        ("derpp", "stella", "free", "chunk-1", "keep-75"), table("README.md", "| five seeds").values(), strict=True
+    ):
+        assert [cell.replace("*", "") for cell in row] == list(spreads(found[name], "A", "F")), name
+    found = read("scoring/results.csv") | read("scoring/fast.csv")
+    order = ["full", "every", "every-3", "depth", "frames", "full-fast", "fp8-fast", "every-fast", "every-4-fast"]
+    for name, row in zip(order, table("README.md", "| scoring |").values(), strict=True):
+        by_seed = ", ".join(f"{float(line['A']):.1f}" for line in sorted(found[name], key=lambda line: line["seed"]))
+        assert row[1:] == [*spreads(found[name], "A", "F"), by_seed], name
+
+
+def test_attention_is_written_as_it_fades() -> None:
+    for name, row in zip(("derpp", "stella"), table("fading/README.md", "| mean over tasks").values(), strict=True):
+        said = [numbers(cell.replace(", ", " ")) for cell in row]
+        for seed in range(3):
+            rows = [line for line in read("fading/fading.csv")[name] if line["seed"] == str(seed)]
+            at = [[float(line[f"task{task}_ciou"]) for task in range(1, 7)] for line in rows]  # [after, task]
+            after = [sum(at[t][t] for t in range(5)) / 5, sum(at[t + 2][t] for t in range(4)) / 4, sum(at[5][:5]) / 5]
+            assert [column[seed] for column in said] == pytest.approx(after, abs=0.051), (name, seed)
