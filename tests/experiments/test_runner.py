@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from stella.cli import app
 from stella.errors import StellaError
-from stella.experiments import runner as runner_module
+from stella.experiments import pool
 from stella.experiments.recipe import run_config
 from stella.experiments.runner import run_all
 from stella.model import weights
@@ -209,7 +209,7 @@ def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path, monkeypatch: pytes
     (run / "metrics.jsonl").write_text("")
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "step-00000001-0123456789abcdef.pt").write_bytes(b"torn")
-    monkeypatch.setattr(runner_module, "ProcessPoolExecutor", lambda number, _: ThreadPoolExecutor(number))  # quicker
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", lambda number, _: ThreadPoolExecutor(number))  # quicker
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     failed = CliRunner().invoke(app, compare(two, 2))
     assert isinstance(failed.exception, StellaError) and "all checkpoints" in str(failed.exception)
