@@ -178,13 +178,14 @@ def test_why_stella_is_below_derpp_is_written_as_it_was_found() -> None:
 
 
 def test_what_pruning_takes_is_written_as_it_is() -> None:
-    shown = table("room/README.md", "| share of video patches kept")
-    found = read_by("room/pruned.csv", "rule")
+    shown = table("room/README.md", "| share of patches kept")
+    found = grouped("room/pruned.csv", "patches", "rule")
     for label, rule in zip(shown, ("STELLA", "no pruning", "uniform importance", "random", "pruned"), strict=True):
-        kept = [100 * float(row["object"]) for row in found[rule]]
-        said = numbers(shown[label][0])
-        assert len(kept) == 15 and said == pytest.approx([sum(kept) / 15, min(kept), max(kept)][: len(said)], abs=0.51)
-        close(shown[label][1], [100 * spread(found[rule], "rest").mean], 0.51)
+        for at, patches in enumerate(("video", "audio")):
+            kept = [100 * float(row["object"]) for row in found[patches, rule]]
+            said, figures = numbers(shown[label][2 * at]), [sum(kept) / 15, min(kept), max(kept)]
+            assert len(kept) == 15 and said == pytest.approx(figures[: len(said)], abs=0.51)
+            close(shown[label][2 * at + 1], [100 * spread(found[patches, rule], "rest").mean], 0.51)
 
 
 STORES = ["rule=random", "rule=random keep_ratio=0.3", "rule=random keep_ratio=0.25", "rule=importance", "rule=block"]
