@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -57,14 +58,23 @@ def check_columns(path: Path) -> list[str]:
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
-    """Rows side by side, with clips/s as a ratio to the first row of the same batch size."""
-    table = Table("method", "feed", title="One training step", title_justify="left")
-    for column in ("batch", "clips/s", "ratio", "ms", "GiB", "GFLOP/clip", "TFLOP/s", "of peak", "syncs"):
-        table.add_column(column, justify="right")
+    """Rows side by side, with clips/s as a ratio to the first row of the same batch size. It fits 80 columns: names
+    wrap, figures are whole."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"One training step, {' and '.join(sorted({row.feed for row in rows}))} clips",
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("method", overflow="fold")
+    for column in ("batch", "clips/s", "ratio", "ms", "GiB", "GFLOP\n/clip", "TFLOP\n/s", "of\npeak", "syncs"):
+        table.add_column(column, justify="right", no_wrap=True)
     first: dict[int, float] = {}
     for row in rows:
         ratio = row.clips_per_second / first.setdefault(row.batch, row.clips_per_second)
         figures = f"{row.clips_per_second:.1f}", f"{ratio:.2f}", f"{row.ms:.1f}", f"{row.peak_gib:.2f}"
         work = f"{row.gflop_per_clip:.3g}", f"{row.tflops:.3g}", f"{row.share:.0%}", str(row.host_syncs)
-        table.add_row(Text(row.name), row.feed, str(row.batch), *figures, *work)
+        table.add_row(Text(row.name), str(row.batch), *figures, *work)
     return table

@@ -121,7 +121,7 @@ def reproduce(
         raise StellaError(f"say what {results} is of: stella reproduce NAME --from {results}")
     if name is None:
         page.print(paper.listing())
-        wide(200).print(coverage())
+        page.print(coverage())
     elif results is not None:
         paper.show(name, results, page, values or [])
     else:

@@ -26,8 +26,10 @@ def items() -> list[Item]:
 
 
 def coverage() -> Table:
-    table = Table("paper", "what", "here", "result", "remark", box=box.SIMPLE_HEAD, title="The paper, one by one")
+    """A row each. Commands and folders wrap between words in a narrow terminal and are never cut."""
+    table = Table("paper", "what", box=box.SIMPLE_HEAD, title="The paper, one by one", title_justify="left")
+    table.add_column("here: the command, its results, a remark", overflow="fold")
     for item in items():
-        words = (item.what, item.command or "–", item.result or "–", item.why)
-        table.add_row(Text(item.number, "bold"), *(Text(word) for word in words))
+        here = "\n".join(filter(None, (item.command, item.result, item.why)))
+        table.add_row(Text(item.number, "bold"), Text(item.what), Text(here))
     return table

@@ -38,6 +38,8 @@ from stella.runs.environment import environment, provenance
 from stella.runs.progress import say
 from stella.runs.record import gallery_ceilings
 
+SHOWN = 3  # names of foreign runs in a message
+
 
 def reproduce(
     name: str,
@@ -130,7 +132,8 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     unknown = [each for each in unknown if each != INITIAL]
     page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     if len(unknown) > sum(map(bool, found.values())):
-        raise StellaError(f"{results} is not of {name}: it has {', '.join(unknown)}; give another file or name")
+        some = ", ".join(unknown[:SHOWN]) + (f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
+        raise StellaError(f"{results} is not of {name}: it has {some}; give another file or name")
     lines = [line for rows in found.values() for line in rows]
     check_columns(name, results, lines, MEASURED if recipe.speed else ("A",))
     _check_table(name, page)

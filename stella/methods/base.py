@@ -52,7 +52,7 @@ class MemoryConfig:
     clips: int | None = 2000  # capacity in clips
     bytes: int | None = None  # capacity in bytes
     device: Literal["cpu", "model"] = "model"  # "model": on the model's device; "cpu" if the GPU has no room
-    codec: Literal["dct"] | None = None  # dct: clips as DCT coefficients of their patches, in a tenth of the bytes
+    codec: Literal["dct"] | None = None  # dct: clips as DCT coefficients, in a seventh to a ninth of the bytes
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def accuracy_table(run: RunRecord) -> Table:
 
 
 def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | None = None) -> Table:
-    """R@1/5/10 of every task in both directions, and their mean."""
+    """R@1/5/10 of every task in both directions, and, of several tasks, their mean."""
     table = new_table("Zero-shot retrieval", "task")
     recall = evaluation["recall"]
     columns = [recall[direction][k] for direction in DIRECTIONS for k in recall[direction]]
@@ -78,9 +78,10 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     table.add_column("mean", justify="right", style="bold")
     for name, row in zip(evaluation["tasks"], zip(*columns, strict=True), strict=True):
         table.add_row(Text(plain(name)), *(f"{value:.1f}" for value in row), f"{sum(row) / len(row):.1f}")
-    means = [sum(column) / len(column) for column in columns]
-    table.add_section()
-    table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
+    if len(evaluation["tasks"]) > 1:
+        means = [sum(column) / len(column) for column in columns]
+        table.add_section()
+        table.add_row("all", *(f"{value:.1f}" for value in means), f"{sum(means) / len(means):.1f}")
     table.caption = f"%, in a gallery of {number_of(sum(evaluation['clips']), 'clip')}; {LEGEND}"
     if evaluation.get("skipped"):
         table.caption += escape(f"; skipped: {in_words(evaluation['skipped'])}")

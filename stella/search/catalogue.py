@@ -66,6 +66,8 @@ class Catalogue:
 
     def __init__(self, root: Path) -> None:
         self.root, self.path = root, root / "catalogue.sqlite"
+        if root.is_file():
+            raise StellaError(f"{root} is a file, not an index; name the folder of an index first, then the rest")
         if not self.path.is_file():
             fill = f"{root} INDEX" if root.is_dir() and any(root.iterdir()) else f"SRC {root}"
             raise StellaError(f"{root} holds no index; make one with: stella index {fill}")
@@ -87,7 +89,9 @@ class Catalogue:
 
     @staticmethod
     def create(root: Path) -> None:
-        """Make an empty index unless there is one. A folder that holds anything else is refused."""
+        """Make an empty index unless there is one. A file, and a folder that holds anything else, are refused."""
+        if root.is_file():
+            raise StellaError(f"{root} is a file; name a new folder for the index last: stella index SRC INDEX")
         if root.is_dir() and not (root / "catalogue.sqlite").exists():
             others = [path.name for path in root.iterdir() if path.name not in (*FILES, "vectors")]
             if others:

@@ -158,8 +158,19 @@ def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> 
     half = replace(rows["derpp"], clips_per_second=rows["finetune"].clips_per_second / 2)
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(rows_table([rows["finetune"], half, replace(half, batch=9)]))
-    ratios = [line.split("│")[5].strip() for line in console.export_text().splitlines() if line.startswith("│")]
-    assert ratios == ["1.00", "0.50", "1.00"]
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert [line[3] for line in lines if len(line) == 10 and line[3][0].isdigit()] == ["1.00", "0.50", "1.00"]
+
+
+def test_the_table_of_a_benchmark_fits_80_columns(rows: dict[str, Row]) -> None:
+    """With figures as large as those of the paper's sizes."""
+    row = replace(rows["stella"], name="stella_plus", batch=48, share=1.0, host_syncs=12)
+    row = replace(row, clips_per_second=512.34, ms=1234.56, peak_gib=49.45, gflop_per_clip=408.123, tflops=512.3)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(rows_table([row]))
+    text = console.export_text()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    assert {"stella_plus", "48", "512.3", "1234.6", "49.45", "408", "512", "100%", "12"} <= {*text.split()}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from stella.cli import app
 from stella.data.scenes import Scenes
 from stella.evaluate.forgetting import gap_decline
 from stella.experiments import downstream, fading
-from stella.experiments.coverage import items
+from stella.experiments.coverage import coverage, items
 from stella.experiments.downstream import downstream_sheet, paper_figures, show_downstream
 from stella.experiments.recipe import load, runs, shipped
 from stella.experiments.results import to_csv
@@ -43,6 +43,16 @@ def test_every_item_of_the_paper_has_a_command_a_result_or_a_reason() -> None:
         assert not item.result or (root / item.result).is_dir(), item.result
     shown = " ".join(CliRunner().invoke(app, ["reproduce"]).output.split())
     assert all(item.number in shown for item in found)
+
+
+def test_in_80_columns_no_command_and_no_folder_of_the_listing_is_cut() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(coverage())
+    lines = console.export_text().splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 80
+    for item in items():
+        assert words.issuperset(f"{item.what} {item.command} {item.result} {item.why}".split()), item.number
 
 
 def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:

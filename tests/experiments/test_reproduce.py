@@ -230,8 +230,10 @@ def test_methods_with_most_runs_are_ranked_over_their_seeds(tmp_path: Path) -> N
 
 def test_lines_of_other_runs_are_named(tmp_path: Path) -> None:
     assert "Not in this table: other" in shown("temperature", lines(("beta-0.1", 0, 1.0), ("other", 0, 1.0)), tmp_path)
-    with pytest.raises(StellaError, match="is not of temperature: it has other"):
+    with pytest.raises(StellaError, match="is not of temperature: it has other; give another file or name"):
         shown("temperature", lines(("other", 0, 1.0)), tmp_path)
+    with pytest.raises(StellaError, match="it has a, b, c and 2 more; give another file or name"):
+        shown("temperature", lines(*((name, 0, 1.0) for name in "abcde")), tmp_path)
     with pytest.raises(StellaError, match="original/er with seed 0 twice"):
         shown("table1", lines(("p1/original/er", 0, 1.0), ("p2/original/er", 0, 1.0)), tmp_path)
     (tmp_path / "reproduce.md").unlink()  # of temperature

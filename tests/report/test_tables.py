@@ -110,6 +110,13 @@ def test_the_recall_table_has_every_task_and_the_mean(runs: list[Path]) -> None:
     assert "in a gallery of 96 clips" in flat and "skipped: 3 no audio track" in flat and "chance 5.6" in flat
 
 
+def test_the_recall_of_a_single_task_stands_once() -> None:
+    """The one task of a folder of videos is called all, as the mean would be."""
+    recall = {direction: {k: [50.0] for k in ("1", "5", "10")} for direction in DIRECTIONS}
+    text = shown(recall_table({"tasks": ["all"], "recall": recall, "clips": [9]}))
+    assert len([line for line in text.splitlines() if line.startswith("all ")]) == 1
+
+
 def test_runs_with_unlike_galleries_are_not_ranked(tmp_path: Path) -> None:
     """Not even runs of one method: the gallery stands beside each."""
     paths = [write_run(tmp_path / m, m) for m in ("finetune", "stella")]

@@ -79,6 +79,11 @@ def test_index_and_search_on_the_command_line(folder: Path) -> None:
         (["index", "index", "src"], "src is no index and holds"),
         (["index", "src"], "name a new folder after it: stella index SRC INDEX"),
         (["search", "src", "src/bell.wav"], "src holds no index; make one with: stella index src INDEX"),
+        (
+            ["search", "src/bell.wav", "index"],
+            "src/bell.wav is a file, not an index; name the folder of an index first",
+        ),
+        (["index", "src", "src/bell.wav"], "src/bell.wav is a file; name a new folder for the index last"),
         (["index", "--forget", "index"], "--forget needs the folders to drop"),
         (["index", "--compact", "--forget", "src/cats", "index"], "is no folder of index"),
     ],
