@@ -31,7 +31,7 @@ from stella.experiments.initial import (
 from stella.experiments.recipe import load, names, runs
 from stella.experiments.results import check_columns, read_results, to_csv
 from stella.experiments.runner import run_all
-from stella.experiments.tables import MEASURED, learning_sheet, markdown, speed_sheet, terminal
+from stella.experiments.tables import MEASURED, learning_sheet, markdown, rank_sheets, speed_sheet, terminal
 from stella.files import write_text
 from stella.runs.config import RunConfig, machine, model_config, settle
 from stella.runs.environment import environment, provenance
@@ -143,7 +143,9 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
         first = next(iter(recipe.orders.values()))
         cues = gallery_ceilings(recipe.tree(overrides, first.tasks).get("data", {}))
         started = [order for order in recipe.orders if any(found[f"{order}/{each}"] for each in recipe.variants)]
-        sheets = [learning_sheet(recipe, order, found, cues, overrides) for order in started]
+        sheets = []
+        for order in started:
+            sheets += [learning_sheet(recipe, order, found, cues, overrides), *rank_sheets(recipe, order, found)]
     console.print(terminal(sheets))
     if unknown:
         say(console, f"Not in this table: {', '.join(unknown)}")

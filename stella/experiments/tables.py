@@ -1,6 +1,6 @@
 """Our results beside the paper's, for the terminal and as Markdown; every heading says whose a column is."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,9 +87,36 @@ def learning_sheet(
             *recipe.shadowed(overrides, [name for name in recipe.variants if ours[name]], [order]),
             *_sources(list(theirs.values()), scale),
             *_order(both),
-            *(note for figure in figures if figure in WEIGHTS for note in _ranks(recipe, ours, theirs, figure)),
         ],
     )
+
+
+def rank_sheets(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> list[Sheet]:
+    """Mean ranks of the variants that have most runs, and of the paper's rows alone; none if too few share seeds."""
+    ours = {name: found[f"{order}/{name}"] for name in recipe.variants}
+    most = max(map(len, ours.values()))
+    every = {name: rows for name, rows in ours.items() if len(rows) == most}
+    papers = {name: rows for name, rows in every.items() if paper.row(recipe.orders[order].paper, name, recipe.dataset)}
+    compared = {"": every} | ({"the paper's rows, ": papers} if len(papers) < len(every) else {})
+    columns = {
+        f"{of}{weights}": ranks
+        for of, rows in compared.items()
+        for figure, weights in WEIGHTS.items()
+        if (ranks := mean_ranks(rows, figure))
+    }
+    if not columns:
+        return []
+    first = next(iter(columns.values()))
+    rows = [
+        [recipe.variants[name].label, *(str(ranks.get(name, "–")) for ranks in columns.values())]
+        for name in sorted(first, key=lambda name: first[name].mean)
+    ]
+    notes = [
+        f"1 is the best; ± half of the 95% interval of the mean, over seeds {', '.join(shared_seeds(every, 'A'))}."
+    ]
+    if fewer := [recipe.variants[name].label for name, rows in ours.items() if 0 < len(rows) < most]:
+        notes.append(f"Not ranked, with fewer runs: {', '.join(fewer)}.")
+    return [Sheet(f"Mean ranks of A in {order} order", "", ["", *columns], rows, [], notes)]
 
 
 def _fine(rows: Rows, column: str) -> str:
@@ -182,26 +209,3 @@ def _order(pairs: Sequence[tuple[float, float]]) -> list[str]:
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
     spearman, tau = np.corrcoef(*ranks.T).flat[1], kendall(pairs)
     return [f"Rank correlation of our A with the paper's: {spearman:z.2f}, Kendall's τ {tau:z.2f} ({len(pairs)} rows)."]
-
-
-def _ranks(recipe: Recipe, ours: Mapping[str, Rows], theirs: Collection[str], figure: str) -> list[str]:
-    """Mean ranks of the variants that have most runs, if these share enough seeds; and of the paper's rows alone."""
-    most = max(map(len, ours.values()))
-    compared = {name: rows for name, rows in ours.items() if len(rows) == most}
-    if not (all_of_them := _best_first(recipe, compared, figure)):
-        return []
-    seeds = ", ".join(shared_seeds(compared, figure))
-    fewer = ", ".join(recipe.variants[name].label for name, rows in ours.items() if 0 < len(rows) < most)
-    without = f" Not ranked, with fewer runs: {fewer}." if fewer else ""
-    notes = [
-        f"Mean rank by {WEIGHTS[figure]} weights over seeds {seeds}, with its 95% interval: {all_of_them}.{without}"
-    ]
-    papers = {name: rows for name, rows in compared.items() if name in theirs}
-    if len(papers) < len(compared) and (alone := _best_first(recipe, papers, figure)):
-        notes.append(f"Among the paper's rows alone, {WEIGHTS[figure]} weights: {alone}.")
-    return notes
-
-
-def _best_first(recipe: Recipe, compared: Mapping[str, Rows], figure: str) -> str:
-    ranks = sorted(mean_ranks(compared, figure).items(), key=lambda item: item[1].mean)
-    return ", ".join(f"{recipe.variants[name].label} {rank}" for name, rank in ranks)
