@@ -1,7 +1,7 @@
 """Tables for the terminal. They fit 80 columns: figures stay on one line, names wrap and are never cut."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.markup import escape
@@ -90,34 +90,43 @@ def recall_table(evaluation: Mapping[str, Any], ceilings: Mapping[str, float] | 
     return table
 
 
+class Matching(NamedTuple):
+    """A column of the matching table."""
+
+    key: str  # of its figures, one a task; None where a task's clips have no mask
+    written: Callable[[float], str]
+    meaning: str
+
+
 def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
     """What the matching module knows of each task: pairs, and where the sound comes from. None without a module."""
     if evaluation.get("avm_accuracy") is None:
         return None
     table = new_table("Matching module", "task")
-    columns = {
-        "pairs %": ("avm_accuracy_by_task", "{:.1f}".format),
-        "AUC": ("auc", "{:.2f}".format),
-        "points %": ("pointing", "{:.1f}".format),
-        "by chance %": ("pointing_chance", "{:.1f}".format),
-        "importance ×": ("importance_ratio", times),
-    }
+    columns = {name: column for name, column in MATCHING.items() if any(x is not None for x in evaluation[column.key])}
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for i, task in enumerate(evaluation["tasks"]):
-        values = [(evaluation[key][i], written) for key, written in columns.values()]
+        values = [(evaluation[column.key][i], column.written) for column in columns.values()]
         table.add_row(Text(task), *("–" if value is None else written(value) for value, written in values))
-    table.caption = (
-        "Pairs: matched and mismatched ones told apart. AUC: a patch of the sounding object is more important than "
-        "another (chance 0.5). Points: the most important patch lies on the object. Importance: median on the object "
-        "over median elsewhere."
-    )
+    table.caption = " ".join(column.meaning for column in columns.values() if column.meaning)
     return table
 
 
 def times(ratio: float, digits: int = 1) -> str:
     """A ratio of importance; how far it lies above 1,000 says nothing, as it is then by a median next to 0."""
     return "> 1,000" if ratio > 1000 else f"{ratio:.{digits}f}"
+
+
+MATCHING = {
+    "pairs told apart %": Matching("avm_accuracy_by_task", "{:.1f}".format, ""),  # matched from mismatched ones
+    "AUC": Matching(
+        "auc", "{:.2f}".format, "AUC: a patch of the sounding object is more important than another (chance 0.5)."
+    ),
+    "points %": Matching("pointing", "{:.1f}".format, "Points: the most important patch lies on the object."),
+    "by chance %": Matching("pointing_chance", "{:.1f}".format, ""),
+    "importance ×": Matching("importance_ratio", times, "Importance: median on the object over median elsewhere."),
+}
 
 
 def classes_line(measures: Mapping[str, Any]) -> str:

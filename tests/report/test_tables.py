@@ -54,6 +54,10 @@ def test_a_ratio_by_next_to_nothing_is_not_written_out() -> None:
     lines = shown(matching_table(measured)).splitlines()
     found = {line.split()[0]: line for line in lines if line.strip()}
     assert found["a"].endswith("> 1,000") and found["b"].endswith("12.3") and found["c"].rstrip().endswith("–")
+    assert "sounding object" in shown(matching_table(measured))
+    own = measured | dict.fromkeys(("auc", "pointing", "pointing_chance", "importance_ratio"), [None] * 3)  # no masks
+    text = shown(matching_table(own))
+    assert "pairs told apart %" in text and not any(word in text for word in ("–", "AUC", "object", "importance"))
 
 
 def test_long_names_wrap_and_figures_do_not(tmp_path: Path) -> None:
