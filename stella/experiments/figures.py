@@ -118,7 +118,8 @@ def _methods(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
 
 
 def _sizes(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
-    """A and F of variants called METHOD-NUMBER over the number, a line for each method."""
+    """A and F of variants called METHOD-NUMBER over the number, a line for each method. METHOD-dct has its colour, and
+    then the line without the codec is dashed."""
     from stella.report.svg import new_figure
 
     points: dict[str, list[tuple[float, str]]] = {}
@@ -128,11 +129,16 @@ def _sizes(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
     if not points:
         return None
     figure, axes = new_figure(7.6, 3.0, columns=2)
-    for sizes, (colour, marker) in zip(points.values(), _looks(list(points)), strict=True):
+    of = {line: line.removesuffix("-dct") for line in points}
+    methods = list(dict.fromkeys(of.values()))
+    looks = dict(zip(methods, _looks(methods), strict=True))
+    for line, sizes in points.items():
+        colour, marker = looks[of[line]]
         label = recipe.variants[sizes[0][1]].label.partition(",")[0]
         for axis, column in zip(axes, "AF", strict=True):
             spreads = [spread(rows[name], column) for _, name in sorted(sizes)]
             look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "lw": 1.6, "capsize": 3, "label": label}
+            look |= {"mfc": WHITE, "ls": "--"} if f"{line}-dct" in points else {}
             x, y = [size for size, _ in sorted(sizes)], [each.mean for each in spreads]
             axis.errorbar(x, y, yerr=[each.deviation or 0.0 for each in spreads], **look)
     ticks = sorted({size for sizes in points.values() for size, _ in sizes})

@@ -31,6 +31,16 @@ def test_accuracy_and_forgetting_over_sizes_of_memory(tmp_path: Path) -> None:
     assert not (tmp_path / "b.png").exists()
 
 
+def test_a_method_with_the_codec_has_the_colour_of_that_without_it() -> None:
+    rows = {name: [{"A": "4", "F": "12"}] for name in ("derpp-1", "stella-1", "derpp-dct-1", "stella_plus-1")}
+    left, _ = figures._sizes(load("codec_size"), rows).axes
+    derpp, stella, coded, _ = (bar.lines[0] for bar in left.containers)
+    assert coded.get_color() == derpp.get_color() == LIGHT[OF_METHOD["derpp"]] != stella.get_color()
+    assert coded.get_marker() == derpp.get_marker() != stella.get_marker()
+    looks = [(line.get_linestyle(), line.get_mfc() == "white") for line in (derpp, coded, stella)]
+    assert looks == [("--", True), ("-", False), ("-", False)]
+
+
 def test_accuracy_and_forgetting_by_method_with_and_without_the_codec(tmp_path: Path) -> None:
     recipe = load("table1")
     figures_of = {"er": (7, 10), "er-dct": (13, 5), "er-dct-3": (17, 2), "chorus": (18, 1.5), "stella++-steps": (8, 9)}
