@@ -3,6 +3,7 @@
 They are not methods of the package. `register` adds them for this process.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -99,6 +100,40 @@ class PrunedIn(STELLA):
 
 
 @dataclass(frozen=True)
+class PrunedClipsConfig(STELLAConfig):
+    pruned: Literal["current", "drawn"] = "current"
+
+
+class PrunedClips(STELLA):
+    """STELLA that prunes patches of the current clips alone, or of the drawn ones alone. Memory stores C of all."""
+
+    Config = PrunedClipsConfig
+    config: PrunedClipsConfig
+
+    def choose(self, a: Patches, v: Patches, scores: Scores, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
+        if self.config.pruned == "drawn":
+            scores = replace(scores, **unpruned(vars(scores)))
+        elif drawn is not None:
+            drawn = MemoryBatch(drawn.slots, {**drawn.columns, **unpruned(drawn.columns)})
+        return super().choose(a, v, scores, drawn)
+
+
+class PrunedAny(STELLA):
+    """STELLA that prunes as many of a clip's important patches, but any of them: their C are permuted."""
+
+    def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:
+        found = super().scores(scored, drawn)
+        kappa = {"a": self.kappa_a, "v": self.kappa_v}
+        mixed = {}
+        for m in "av":
+            importance, correlation = getattr(found, f"importance_{m}"), getattr(found, f"correlation_{m}")
+            top = importance.argsort(dim=1, descending=True, stable=True)[:, : kappa[m]]
+            other = selection.random_order(selection.uniform(*top.shape, generator=self.generators["select"]))
+            mixed[f"correlation_{m}"] = correlation.scatter(1, top, correlation.gather(1, top.gather(1, other)))
+        return replace(found, **mixed)
+
+
+@dataclass(frozen=True)
 class WholeStepsConfig(STELLAConfig):
     every: int = 2
 
@@ -150,9 +185,14 @@ class TwoPasses(STELLA):
 def rules(scores: Scores) -> dict[str, Scores]:
     """STELLA's selection with and without its parts, as scores to select by."""
     even = {f"importance_{m}": torch.ones_like(getattr(scores, f"importance_{m}")) for m in "av"}
-    kept = {f"correlation_{m}": torch.zeros_like(getattr(scores, f"correlation_{m}")) for m in "av"}
+    kept = unpruned(vars(scores))
     changed: list[dict[str, Tensor]] = [{}, kept, even, even | kept]
     return {rule: replace(scores, **each) for rule, each in zip(RULES, changed, strict=True)}
+
+
+def unpruned(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """C of nothing: no patch is pruned."""
+    return {f"correlation_{m}": torch.zeros_like(scores[f"correlation_{m}"]) for m in "av"}
 
 
 def whole(model: CAV, a: Patches, v: Patches, drawn: MemoryBatch | None) -> tuple[Patches, Patches]:
@@ -285,6 +325,8 @@ def register() -> None:
         stella_frozen=Frozen,
         stella_matching_past=MatchingPast,
         stella_pruned_in=PrunedIn,
+        stella_pruned_clips=PrunedClips,
+        stella_pruned_any=PrunedAny,
         stella_whole_steps=WholeSteps,
         stella_two_passes=TwoPasses,
         see_chosen=SeeChosen,

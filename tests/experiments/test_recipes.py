@@ -169,7 +169,7 @@ def test_committed_results_have_the_seeds_of_their_kind() -> None:
 
 def test_committed_plans_of_development_have_its_seeds_and_clips() -> None:
     root = Path(__file__).parents[2] / "results"
-    for path in (root / "room/plan.json", root / "room/tests.json", root / "chorus/plan.json"):
+    for path in sorted({*root.glob("room/*.json"), *root.glob("chorus/*.json")}):
         for run in json.loads(path.read_text(encoding="utf-8")):
             values = dict(value.split("=", 1) for value in run["set"])
             given = int(values["seed"]), int(values.get("data.seed", load(run["recipe"]).tree([])["data"]["seed"]))
