@@ -153,6 +153,7 @@ def _prepare(
         Maker(material.root, settings, writer, skipped, ended, watch.wrote, waiting=groups).work(works, means)
     else:
         make_on_ray(ray, material, settings, means, groups, works, writer, skipped, ended, watch.wrote)
+        sweep(dst)  # what machines that died were writing
         if away:
             away.fetch("shard-")
         writer = ShardWriter(dst, away=away)

@@ -92,6 +92,22 @@ def test_what_one_began_the_other_finishes(
         assert not list(dst.glob("*.part"))
 
 
+def test_what_a_machine_that_died_was_writing_is_removed(
+    mixed: Path, tmp_path: Path, in_turn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(mixed, tmp_path / "one")
+    call = cluster._call
+
+    def again(task: cluster.Task, *given: Any) -> cluster.Made:
+        """The second attempt of a task."""
+        (task.dst / f"{task.group.name}-0000.tar.0123abcd.tmp").write_bytes(b"half a shard")
+        return call(task, *given)
+
+    monkeypatch.setattr(cluster, "_call", again)
+    run(mixed, tmp_path / "many", ray="x")
+    assert same(tmp_path / "one", tmp_path / "many")
+
+
 def test_an_archive_that_changes_under_way_is_not_made_twice(
     mixed: Path, tmp_path: Path, videos: list[bytes], in_turn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
