@@ -151,11 +151,11 @@ def test_torchrun_brings_a_run_back_after_each_of_twenty_kills(tmp_path: Path) -
 def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     """The others wait for `train.patience_minutes`; then torchrun starts all again."""
     folder = tmp_path / "hung"
-    process = torchrun(folder)
+    process = torchrun(folder, more=("2", LONG))
     signalled(folder, 1, 0.0, signal.SIGSTOP)
     assert "another process of this run is gone, or did not answer in time" in ended(process)
     assert [line["restarts"] for line in read_lines(folder / "speed.jsonl") if line["kind"] == "start"] == [0, 1]
-    ended(torchrun(tmp_path / "whole"))
+    ended(torchrun(tmp_path / "whole", more=("2", LONG)))
     assert same(outcome(folder), outcome(tmp_path / "whole"))
 
 
