@@ -202,9 +202,10 @@ class Job:
             self.galleries[f"{name}galleries"] = other
             line |= {"slow": found} if name else found
             if last and not name and self.run.get("chosen"):
-                self.galleries["chosen"] = self.gallery.of_chosen(self.method, model, autocast)
+                self.galleries["A_by"] = self.gallery.of_chosen(self.method, model, autocast)
             if last and (shares := self.run.get("shares")):
-                self.galleries[f"{name}shares"] = [self.gallery.of_share(model, autocast, each) for each in shares]
+                of_share = partial(self.gallery.of_share, model, autocast)
+                self.galleries[f"{name}A_of"] = {str(share): of_share(share) for share in shares}
         if self.record:
             self.record.evaluated(task, line, self.method, self.trainer.counters.step)
 
