@@ -134,6 +134,49 @@ class PrunedAny(STELLA):
 
 
 @dataclass(frozen=True)
+class SharpConfig(STELLAConfig):
+    sharp: float = 10.0
+
+
+class Sharp(STELLA):
+    """STELLA whose C is decided: the logits of past and present are multiplied before their softmax."""
+
+    Config = SharpConfig
+    config: SharpConfig
+
+    def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:
+        found = super().scores(scored, drawn)
+        if drawn is None:
+            return found
+        times, kappa_a, kappa_v = self.config.sharp, self.kappa_a, self.kappa_v
+        c_a = selection.correlation(scored.qk.k_a, times * found.q_v, times * drawn["q_v"], found.importance_a, kappa_a)
+        c_v = selection.correlation(scored.qk.k_v, times * found.q_a, times * drawn["q_a"], found.importance_v, kappa_v)
+        return replace(found, correlation_a=c_a, correlation_v=c_v)
+
+
+@dataclass(frozen=True)
+class EvenRestConfig(STELLAConfig):
+    counted: float = 0.5  # share of all patches whose importance counts
+
+
+class EvenRest(STELLA):
+    """STELLA to which patches outside the most important ones are alike: once those are drawn, any may follow."""
+
+    Config = EvenRestConfig
+    config: EvenRestConfig
+
+    def scores(self, scored: Scored, drawn: MemoryBatch | None) -> Scores:
+        found = super().scores(scored, drawn)
+        even = {}
+        for m in "av":
+            importance = getattr(found, f"importance_{m}")
+            ranked = importance.sort(dim=1, descending=True).values
+            least = ranked[:, [selection.kappa(ranked.shape[1], self.config.counted)]]
+            even[f"importance_{m}"] = torch.where(importance > least, importance, 1e-6 * least)
+        return replace(found, **even)
+
+
+@dataclass(frozen=True)
 class WholeStepsConfig(STELLAConfig):
     every: int = 2
 
@@ -327,6 +370,8 @@ def register() -> None:
         stella_pruned_in=PrunedIn,
         stella_pruned_clips=PrunedClips,
         stella_pruned_any=PrunedAny,
+        stella_sharp=Sharp,
+        stella_even_rest=EvenRest,
         stella_whole_steps=WholeSteps,
         stella_two_passes=TwoPasses,
         see_chosen=SeeChosen,

@@ -71,3 +71,30 @@ def test_any_of_the_important_patches_are_pruned_as_often(monkeypatch: pytest.Mo
         mixed, own = getattr(of, f"correlation_{m}"), getattr(true[-1], f"correlation_{m}")
         assert torch.equal(mixed.sort().values, own.sort().values) and torch.equal(mixed > 0, own > 0)
         assert not torch.equal(mixed, own) and torch.equal(getattr(by, f"correlation_{m}")[:NOW], mixed)
+
+
+def test_a_decided_correlation_is_further_from_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one head the logit is multiplied; by 1 it is STELLA's."""
+    true, plain = list[Scores](), STELLA.scores
+    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(plain(*given)) or true[-1])
+    for sharp in (1.0, 10.0):
+        of, _, _ = scored("stella_sharp", monkeypatch, sharp=sharp, avm_heads=1)
+        for m in "av":
+            used, own = getattr(of, f"correlation_{m}"), getattr(true[-1], f"correlation_{m}")
+            expected = torch.where(own > 0, (sharp * own.logit()).sigmoid(), 0)
+            assert torch.allclose(used, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("counted", [0.25, 0.5])
+def test_patches_outside_the_most_important_ones_are_alike(counted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are drawn after them. C stays."""
+    true, plain = list[Scores](), STELLA.scores
+    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(plain(*given)) or true[-1])
+    of, _, _ = scored("stella_even_rest", monkeypatch, counted=counted)
+    for m in "av":
+        used, own = getattr(of, f"importance_{m}"), getattr(true[-1], f"importance_{m}")
+        top, rest = own.sort(dim=1, descending=True).indices.tensor_split([int(counted * own.shape[1])], dim=1)
+        assert torch.equal(used.gather(1, top), own.gather(1, top))
+        others = used.gather(1, rest)
+        assert (others == others[:, :1]).all() and (others < 1e-5 * used.gather(1, top).amin(1, keepdim=True)).all()
+        assert torch.equal(getattr(of, f"correlation_{m}"), getattr(true[-1], f"correlation_{m}"))
