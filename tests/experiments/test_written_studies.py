@@ -188,6 +188,28 @@ def test_what_pruning_takes_is_written_as_it_is() -> None:
             close(shown[label][2 * at + 1], [100 * spread(found[patches, rule], "rest").mean], 0.51)
 
 
+SCORED = {
+    "`tiny`": ("tiny", True),
+    "`tiny`, after each of five tasks": ("tiny", False),
+    "`small`": ("small", True),
+    "`small`, the paper's shapes": ("small, the paper's shapes", True),
+}
+
+
+def test_what_scores_tell_is_written_as_it_is() -> None:
+    shown, found = table("room/README.md", "| what STELLA's scores tell"), grouped("room/correlation.csv", "model")
+    assert len(shown) == 2 * len(SCORED)
+    for label, (model, first) in SCORED.items():
+        for patches in ("video", "audio"):
+            rows = [row for row in found[(model,)] if row["patches"] == patches and (row["after"] == "0") == first]
+            assert len(rows) % 5 == 0
+            columns = ("mean", "within_clip", "low", "high", "importance_1", "kept_1", "kept_2", "kept_3", "kept_4")
+            means = [spread(rows, column).mean for column in columns]
+            said = [number for cell in shown[f"{label}: {patches}"] for number in numbers(cell)]
+            assert said[:4] == pytest.approx(means[:4], abs=0.0051)
+            assert said[4:] == pytest.approx([100 * mean for mean in means[4:]], abs=0.51)
+
+
 STORES = ["rule=random", "rule=random keep_ratio=0.3", "rule=random keep_ratio=0.25", "rule=importance", "rule=block"]
 
 
