@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pruned import MODALITY, tasks_learnt
 from room import config_of
 from room_job import Clips, Gallery, Job, render
 
@@ -26,7 +27,6 @@ from stella.runs.build import build_method
 
 CLIPS = 64  # of a task that are scored
 DRAWS = 8  # from memory
-MODALITY = {"a": "audio", "v": "video"}
 SMALL = ("model.preset=small", "model.weights=base-wide-small")
 SETTINGS = {
     "tiny": (),
@@ -84,11 +84,9 @@ def after_each(clips: Clips, gallery: Gallery, seed: int, *values: str) -> Itera
     run = {"label": "stella", "recipe": "room", "set": []}
     job = Job(run, config(seed, *values), clips, gallery)
     assert isinstance(job.method, STELLA)
-    while job.stream.finished_task != len(TASKS) - 2:
-        job.tick()
-        if (done := job.stream.finished_task) in range(len(TASKS) - 1):
-            for row in measured(job.method, batch(clips, done + 1)):
-                yield {"model": "tiny", "seed": seed, "after": done + 1, "task": list(TASKS)[done + 1], **row}
+    for done in tasks_learnt(job):
+        for row in measured(job.method, batch(clips, done)):
+            yield {"model": "tiny", "seed": seed, "after": done, "task": list(TASKS)[done], **row}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ sounding object while it sounds; of audio, the patches of the tenths with an eve
 import argparse
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,21 @@ def main() -> None:
         values = ["method=stella", "args.alpha=0.1", "memory.bytes=36000000", f"seed={seed}", *small]
         run = {"label": "stella", "recipe": "room", "set": values}
         job = Job(run, config_of(run), clips, gallery)
-        while job.stream.finished_task != len(TASKS) - 2:
-            job.tick()
-            if (done := job.stream.finished_task) in range(len(TASKS) - 1):
-                rows += [
-                    {"seed": seed, "after": done + 1, **row} for row in measured(job, list(TASKS)[done + 1], clips)
-                ]
-                print(*rows[-10:], sep="\n", flush=True)
+        for done in tasks_learnt(job):
+            rows += [{"seed": seed, "after": done, **row} for row in measured(job, list(TASKS)[done], clips)]
+            print(*rows[-10:], sep="\n", flush=True)
     with given.out.open("w", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
+
+
+def tasks_learnt(job: Job) -> Iterator[int]:
+    """Train up to the last task; after each task, how many have been learnt."""
+    while job.stream.finished_task != len(TASKS) - 2:
+        job.tick()
+        if job.stream.finished_task is not None:
+            yield job.stream.finished_task + 1
 
 
 def measured(job: Job, task: str, clips: tuple[torch.Tensor, torch.Tensor]) -> list[dict[str, Any]]:

@@ -38,6 +38,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = list(csv.DictReader(given.table.open(encoding="utf-8"))) if given.table.exists() else []
     made = [row(json.loads(line), given.commit, given.hardware) for line in given.results.read_text().splitlines()]
+    if not made:
+        parser.error(f"{given.results} has no results")
     fields = list(made[0])
     if other := next((each for each in (*rows, *made) if list(each) != fields), None):
         parser.error(f"{given.table} or a result has other columns: {', '.join(other)}")

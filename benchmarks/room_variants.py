@@ -139,7 +139,7 @@ class SharpConfig(STELLAConfig):
 
 
 class Sharp(STELLA):
-    """STELLA whose C is decided: the logits of past and present are multiplied before their softmax."""
+    """STELLA with a sharper C: the logits of past and present are multiplied before their softmax."""
 
     Config = SharpConfig
     config: SharpConfig
@@ -160,7 +160,7 @@ class EvenRestConfig(STELLAConfig):
 
 
 class EvenRest(STELLA):
-    """STELLA to which patches outside the most important ones are alike: once those are drawn, any may follow."""
+    """STELLA that draws by importance among the most important patches alone; the others follow uniformly."""
 
     Config = EvenRestConfig
     config: EvenRestConfig

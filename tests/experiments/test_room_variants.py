@@ -38,6 +38,13 @@ def scored(name: str, monkeypatch: pytest.MonkeyPatch, **args: Any) -> tuple[Sco
     return of[0], by[0], one
 
 
+def stellas(monkeypatch: pytest.MonkeyPatch) -> list[Scores]:
+    """The scores as STELLA has them, which a variant will change."""
+    true, scores = list[Scores](), STELLA.scores
+    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(scores(*given)) or true[-1])
+    return true
+
+
 def zero(correlation: Tensor) -> bool:
     return bool((correlation == 0).all())
 
@@ -64,8 +71,7 @@ def test_current_or_drawn_clips_alone_are_pruned(pruned: str, monkeypatch: pytes
 
 def test_any_of_the_important_patches_are_pruned_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each clip keeps its values of C, among the same patches, in another order."""
-    true, plain = list[Scores](), STELLA.scores
-    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(plain(*given)) or true[-1])
+    true = stellas(monkeypatch)
     of, by, _ = scored("stella_pruned_any", monkeypatch)
     for m in "av":
         mixed, own = getattr(of, f"correlation_{m}"), getattr(true[-1], f"correlation_{m}")
@@ -73,10 +79,9 @@ def test_any_of_the_important_patches_are_pruned_as_often(monkeypatch: pytest.Mo
         assert not torch.equal(mixed, own) and torch.equal(getattr(by, f"correlation_{m}")[:NOW], mixed)
 
 
-def test_a_decided_correlation_is_further_from_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharper_correlation_is_further_from_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one head the logit is multiplied; by 1 it is STELLA's."""
-    true, plain = list[Scores](), STELLA.scores
-    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(plain(*given)) or true[-1])
+    true = stellas(monkeypatch)
     for sharp in (1.0, 10.0):
         of, _, _ = scored("stella_sharp", monkeypatch, sharp=sharp, avm_heads=1)
         for m in "av":
@@ -86,10 +91,9 @@ def test_a_decided_correlation_is_further_from_a_half(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("counted", [0.25, 0.5])
-def test_patches_outside_the_most_important_ones_are_alike(counted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_less_important_patches_are_drawn_uniformly(counted: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """And are drawn after them. C stays."""
-    true, plain = list[Scores](), STELLA.scores
-    monkeypatch.setattr(STELLA, "scores", lambda *given: true.append(plain(*given)) or true[-1])
+    true = stellas(monkeypatch)
     of, _, _ = scored("stella_even_rest", monkeypatch, counted=counted)
     for m in "av":
         used, own = getattr(of, f"importance_{m}"), getattr(true[-1], f"importance_{m}")
