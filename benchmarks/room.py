@@ -23,12 +23,15 @@ import gc
 import hashlib
 import json
 import os
+import signal
+import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +208,14 @@ def work_in_processes(
     left = seconds - (time.monotonic() - began)
     given = (plan, shared, out, at_a_time, left, runs, alike)
     workers = [context.Process(target=work, args=(n / processes, *given)) for n in range(1, processes + 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:  # Ctrl-C or SIGTERM: no worker outlives this process
+        for worker in filter(BaseProcess.is_alive, workers):
+            worker.kill()
 
 
 SHUFFLED = 'data.tasks=["task4","task1","task6","task3","task2","task5"]'
@@ -244,6 +251,7 @@ if __name__ == "__main__":
     parser.add_argument("--alike", action="store_true", help="a process prefers runs of a kind that it has compiled")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     room_variants.register()
     if given.check:
         check()
