@@ -209,13 +209,16 @@ class Training(ABC):
         return False
 
     def _advance(self) -> bool:
-        """One step; False if no step was left. A checkpoint is saved if a stop ends the wait for its batches."""
+        """One step; False if no step was left.
+
+        A checkpoint is saved if a stop ends the wait for its batches. Between two tasks there is one.
+        """
         step, position = self.trainer.counters.step, replace(self.stream.position)
         try:
             return self.trainer.advance()
         except (Stopped, Exception):
             begun = (self.trainer.counters.step, self.stream.position) != (step, position)
-            if self.stop.signal and not begun and self.peers.count == 1:
+            if self.stop.signal and not begun and self._due() is None and self.peers.count == 1:
                 self._save(wait=True)
             raise
 
@@ -287,13 +290,17 @@ class Training(ABC):
         There is no checkpoint between an evaluation and the next step, so a run that resumes here has not been
         evaluated here, or its metrics were cut back to before that.
         """
-        due = -1 if self.trainer.counters.step == 0 else self.stream.finished_task
+        due = self._due()
         if due is None:
             return
         began = time.monotonic()
         self.evaluate(due)
         self._mark = (time.monotonic(), self.trainer.counters.clips)
         self.speed.write({"kind": "evaluation", "task": due, "seconds": time.monotonic() - began})
+
+    def _due(self) -> int | None:
+        """The task to evaluate after, until the next step; -1 before the first step."""
+        return self.stream.finished_task if self.trainer.counters.step else -1
 
     def _save(self, wait: bool) -> None:
         """Begin a checkpoint, when the one before is written; with `wait`, write it."""
