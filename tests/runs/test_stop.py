@@ -59,7 +59,7 @@ def stopped(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("hanging, steps", [(18, 5), (0, 3)])  # (0: of the first batch after an evaluation)
+@pytest.mark.parametrize("hanging, steps", [(18, 6), (0, 3)])  # (0: of the first batch after an evaluation)
 def test_a_stop_does_not_wait_for_a_file_that_hangs(
     hanging: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
