@@ -201,13 +201,17 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def copied(tree: Any) -> Any:
-    """The same tree with copies of its tensors, on their device if it has room: `fetched` brings them later."""
+    """The same tree with copies of its tensors: on their device if it has twice the room, else in main memory.
+
+    A copy stays on a GPU during the next steps, until `fetched` has brought it.
+    """
+    tensors = list(_tensors(tree))
+    devices = {tensor.device for tensor in tensors}
+    sizes = {device: _size([tensor for tensor in tensors if tensor.device == device]) for device in devices}
+    spare = {device for device, size in sizes.items() if 2 * size <= free_bytes(device)}
 
     def copy(tensor: Tensor) -> Tensor:
-        try:
-            return tensor.detach().clone()
-        except torch.OutOfMemoryError:
-            return tensor.detach().to("cpu", copy=True)
+        return tensor.detach().to(tensor.device if tensor.device in spare else "cpu", copy=True)
 
     return _mapped(copy, tree)
 

@@ -12,6 +12,8 @@ from stella.errors import StellaError
 from stella.train import checkpoint
 from stella.train.checkpoint import Checkpoints
 
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 
 def state(number: int) -> dict[str, object]:
     return {
@@ -161,19 +163,20 @@ def test_what_is_written_meanwhile_is_the_state_of_its_beginning(
     assert same(Checkpoints(tmp_path).load(), expected)
 
 
-def test_where_a_device_has_no_room_the_copy_is_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    rows = torch.arange(6.0)
-    monkeypatch.setattr(torch.Tensor, "clone", full)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+@pytest.mark.parametrize("free", [47, 48])  # of 6 numbers of 4 bytes, and as many for a step
+def test_where_a_device_has_no_room_to_spare_the_copy_is_in_main_memory(
+    device: str, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: free)
+    rows = torch.arange(6.0, device=device)
     found = checkpoint.copied({"rows": [rows], "step": 3})
-    monkeypatch.undo()
+    assert found["rows"][0].device.type == ("cpu" if free < 48 else device)
     rows += 1
     assert same(checkpoint.fetched(found), {"rows": [torch.arange(6.0)], "step": 3})
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@cuda
 def test_a_gpus_state_is_that_of_its_beginning_while_it_goes_on(tmp_path: Path) -> None:
     """A copy on the GPU, fetched by another thread: what the GPU computes before counts, what it computes after not."""
     checkpoints, n = Checkpoints(tmp_path), 4096
