@@ -76,9 +76,14 @@ def _bound(name: str) -> list[tuple[Any, str]]:
     loaded, found = _places.get(name, (0, []))
     if loaded != len(sys.modules):
         plain, modules = PLAIN[name], list(sys.modules.values())
-        found = [(m, key) for m in modules for key, value in list(vars(m).items()) if value is plain]
+        found = [(m, key) for m in modules for key, value in _names(m) if value is plain]
         _places[name] = len(modules), found
     return found
+
+
+def _names(module: Any) -> list[tuple[str, Any]]:
+    """What a module has by name; nothing of a None, which stands in `sys.modules` for one that must not be imported."""
+    return list(getattr(module, "__dict__", {}).items())
 
 
 class Shared:

@@ -69,6 +69,7 @@ def test_the_comparison_sees_a_gather_without_gradient(monkeypatch: pytest.Monke
 def test_functions_of_a_module_that_is_imported_later_are_shared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method in a file of one's own, loaded after another method's first step."""
     sharing._bound("mean")
+    monkeypatch.setitem(sys.modules, "blocked", None)  # type: ignore[arg-type]  # Python's sign for "not to be imported"
     later = ModuleType("later")
     later.average = losses.mean  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "later", later)
