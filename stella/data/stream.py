@@ -58,6 +58,11 @@ class StreamConfig:
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ConfigError(f"stream.{name}={value} must be above 0 and finite")
 
+    def batches(self, clips: int) -> int:
+        """Of a task with so many clips, in all epochs, if none is skipped."""
+        full = clips // self.batch_size
+        return self.epochs * (full if self.drop_last else math.ceil(clips / self.batch_size))
+
 
 @dataclass
 class Position:
@@ -160,8 +165,7 @@ class Stream:
 
     def __len__(self) -> int:
         """All batches from beginning to end, if no clip is skipped."""
-        size, drop = self.config.batch_size, self.config.drop_last
-        return self.config.epochs * sum(len(s) // size if drop else math.ceil(len(s) / size) for s in self.sources)
+        return sum(self.config.batches(len(source)) for source in self.sources)
 
     def __iter__(self) -> Iterator[Batch]:
         return self

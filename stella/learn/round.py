@@ -227,7 +227,7 @@ class Learner:
         """Train to the end of the round and save its state; returns the mean losses."""
         stream, counters, train = trainer.stream, trainer.counters, self.config.train
         place, saved = f"{self.config.method}: round {folder.number}", time.monotonic()
-        total = counters.step + (len(Stream([("", stream.sources[-1])], stream.config)) if plan.clips else 0)
+        total = counters.step + (trainer.steps_of(len(stream.sources[-1])) if plan.clips else 0)
         checkpoints = Checkpoints(folder.checkpoints.folder, train.keep_checkpoints)
         self._behind.go()
         with self._timed("training"), closing(stream), Display(self.console, total, counters.step) as display:

@@ -91,8 +91,7 @@ class Trainer:
         self.meter = Meter(runtime.device)
         self.skipped: list[tuple[int, list[str]]] = []  # steps, and what was not finite
         self.slow = None if config.ema is None else SlowWeights(method.model, config.ema)
-        batches = [len(Stream([("", source)], stream.config)) for source in stream.sources]
-        self.steps = sum(math.ceil(each / config.accumulate) for each in batches)  # in all, if no clip is skipped
+        self.steps = sum(self.steps_of(len(source)) for source in stream.sources)  # in all, if no clip is skipped
         recorded, self.remark = self._records(peers)
         self._sharded = self._divided()
         with torch.cuda.stream(side(runtime.device)) if recorded else nullcontext():
@@ -138,6 +137,10 @@ class Trainer:
         from stella.train.shards import Sharded  # takes a second to import
 
         return Sharded(self.method, self.slow, self.runtime)
+
+    def steps_of(self, clips: int) -> int:
+        """The steps of a task with so many clips, if none is skipped."""
+        return math.ceil(self.stream.config.batches(clips) / self.config.accumulate)
 
     def advance(self) -> bool:
         """One step on the next `accumulate` batches; False if there are no more."""
