@@ -16,7 +16,7 @@ from stella.clip import Batch, Device, Source
 from stella.data.chunk import Chunk
 from stella.data.skipped import Skipped
 from stella.data.stream import Held, Stream, StreamConfig
-from stella.files import read_json, write_json
+from stella.files import read_json, sync_file, write_json
 from stella.train.device import free_bytes
 
 IN_MEMORY = 4 << 30  # bytes of columns kept in memory; larger ones are memory-mapped
@@ -119,6 +119,8 @@ def tabulate(
             filled += len(batch)
     if files is not None:
         kinds = {name: [str(c.dtype).removeprefix("torch."), list(c.shape)] for name, c in writers.items()}
+        for name in writers:
+            sync_file(files / f"{name}.bin")  # a table that is found again is whole
         write_json(files / "table.json", {"rows": filled, "columns": kinds})
     return Table({name: column[:filled] for name, column in writers.items()}, device, views)
 

@@ -43,6 +43,16 @@ def test_shared_features_are_files_whatever_the_device(tmp_path: Path, monkeypat
     assert found.columns["z"].device.type == "cpu" and (tmp_path / "f" / "z.bin").stat().st_size == 12 * 8 * 2
 
 
+def test_shared_features_are_on_the_disk_before_another_run_can_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(features, "sync_file", lambda path: done.append(path.name))
+    monkeypatch.setattr(features, "write_json", lambda path, tree: done.append(path.name))
+    tabulate(columns, batches(), 12, META, folder=tmp_path, keep=True)
+    assert sorted(done[:3]) == ["known.bin", "target.bin", "z.bin"] and done[3:] == ["table.json"]
+
+
 def test_features_in_memory_are_not_taken_for_files(tmp_path: Path) -> None:
     """The folder of a run that was killed may be there already."""
     for _ in range(2):
