@@ -37,6 +37,10 @@ class MissingExtraError(StellaError):
     """An optional package that is not installed."""
 
 
+class BeyondEndError(StellaError):
+    """A moment after the end of its file."""
+
+
 class ClipError(StellaError):
     """A clip that cannot be used. A run skips it, counts it by `reason` and lists it in `skipped.jsonl`."""
 

@@ -23,7 +23,7 @@ from stella.config import to_tree
 from stella.embed.localise import Maps, localise
 from stella.embed.progress import Shown
 from stella.embed.save import export_onnx, hub_class, save
-from stella.errors import ClipError, StellaError
+from stella.errors import BeyondEndError, ClipError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.media.arrays import frame_windows, sound_windows
 from stella.media.decode import decode, decode_track, read_duration
@@ -157,7 +157,7 @@ class Model:
         """The one window around a second of a file's picture (kind video) or sound (audio); only that is decoded."""
         duration, length = self.inputs.duration, read_duration(path) or math.inf
         if moment > length:
-            raise StellaError(f"{path}@{moment:g} is beyond the end of the file, at {length:.2f} s")
+            raise BeyondEndError(f"{path}@{moment:g} is beyond the end of the file, at {length:.2f} s")
         start = max(0.0, min(moment - duration / 2, length - duration))
         data = decode_track(path, self.inputs.plan(start), kind)
         queue, part = _Queue(self, 1), _Part()

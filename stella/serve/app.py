@@ -76,7 +76,7 @@ class FoundSchema(BaseModel):
     stale: str = Field(description="That the index is of an older model, in words; else empty.")
 
 
-def create(served: Served, access: Access) -> FastAPI:
+def create(served: Served, access: Access) -> Guard:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.create_task(served.watch())
@@ -97,8 +97,7 @@ def create(served: Served, access: Access) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(ClientDisconnect, _refused)
     app.add_exception_handler(Exception, _refused)
-    app.add_middleware(Guard, access=access)
-    return app
+    return Guard(app, access)  # around everything, answers to unforeseen errors among it
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -37,7 +37,7 @@ class Access:
 
 
 class Guard:
-    """ASGI middleware around everything."""
+    """An app behind its rules."""
 
     def __init__(self, app: App, access: Access) -> None:
         self.app, self.access = app, access

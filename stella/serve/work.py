@@ -15,7 +15,7 @@ from stella import embed
 from stella.clip import SAMPLE_RATE
 from stella.data.workers import Tick, not_counted
 from stella.embed import Maps, Model
-from stella.errors import ClipError, StellaError, skippable
+from stella.errors import BeyondEndError, ClipError, StellaError, skippable
 from stella.media.arrays import frame_windows, sound_windows
 from stella.media.codecs import encode_jpegs
 from stella.media.fbank import fbank
@@ -88,9 +88,7 @@ class Embed:
         assert model is not None
         try:
             query = embed_query(model, self.file if self.at is None else f"{self.file}@{self.at}", self.by)
-        except ClipError:
-            raise
-        except StellaError as error:
+        except BeyondEndError as error:
             raise ClipError(self.file, f"there is no second {self.at:g} in it", "name an earlier one") from error
         return Query(query.vector, query.by, "", query.start, query.end, query.fingerprint)
 

@@ -232,6 +232,16 @@ def test_no_answer_holds_a_path_of_the_machine(client: TestClient, root: Path, s
     assert any(str(root) in line for line in log)  # the one who runs the server is told
 
 
+def test_an_unforeseen_error_is_answered_like_any_other(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serving(_: object) -> None:
+        raise RuntimeError("of /some/folder")
+
+    monkeypatch.setattr(stella.Index, "serving", serving)
+    answer = client.get("/healthz")
+    assert answer.status_code == 500 and "its log says why" in answer.json()["error"]
+    assert answer.headers["x-content-type-options"] == "nosniff" and "content-security-policy" in answer.headers
+
+
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient, root: Path) -> None:
     page = client.get("/").text
     names = re.findall(r'(?:src|href)="([^"]+)"', page)
@@ -258,7 +268,7 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient, root: Path) -
 
 def test_the_state_says_what_there_is(client: TestClient, index: "stella.Index") -> None:
     state, found = client.get("/api/state").json(), index.state()
-    assert client.app.state.served.index.shown == "index"  # type: ignore[attr-defined]
+    assert client.app.app.state.served.index.shown == "index"  # type: ignore[attr-defined]
     assert (state["files"], state["bad"], state["windows"]) == (found.files["ok"], 1, found.windows)
     assert state["bad_files"] == [{"name": "more/text.mp4", "reason": "not a media file"}]
     assert state["folders"] == ["videos"] and state["model"]["name"] == "base-tiny" and state["stale"] == ""
@@ -314,7 +324,7 @@ def test_a_model_that_goes_on_learning_is_noticed(tmp_path: Path, root: Path, in
 def test_a_refresh_during_a_search_is_answered_by_the_new_model(
     client: TestClient, scene: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served, looked = client.app.state.served, []  # type: ignore[attr-defined]
+    served, looked = client.app.app.state.served, []  # type: ignore[attr-defined]
     plain = served.index.search
 
     def late(*args: Any, **more: Any) -> Any:

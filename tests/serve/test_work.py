@@ -11,9 +11,12 @@ import pytest
 from helpers.media_files import level_frame, tone, write
 
 from stella.data.prepare import prepare
+from stella.errors import BeyondEndError, StellaError
 from stella.media.codecs import decode_jpegs
 from stella.search.sources import ShardClips
-from stella.serve.work import Clip, Picture, Refusal, work
+from stella.serve import work as jobs
+from stella.serve.versions import Weights
+from stella.serve.work import Clip, Embed, Picture, Refusal, work
 
 UNKNOWN = (0, 0)  # of a file, whose stamp the server compares
 
@@ -70,3 +73,21 @@ def test_clips_that_come_into_shards_are_shown_without_a_restart(tmp_path: Path)
     for path, words in (("c.mp4", "missing clip; "), ("a.mp4", "changed since it was indexed; ")):
         refused = work(Picture(None, shards, path, 0.0, 0.5, stamp), lambda _: None)
         assert isinstance(refused, Refusal) and refused.sentence.startswith(words)
+
+
+def test_only_a_moment_beyond_the_end_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is wrong is for the one who runs the server."""
+
+    def asked(error: StellaError) -> Refusal:
+        def embed_query(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(jobs, "embed_query", embed_query)
+        monkeypatch.setattr(jobs, "_model", lambda weights: object())
+        refusal = work(Embed(Weights("base-tiny", ""), "a.mp4", None, 3.0), lambda _: None)
+        assert isinstance(refusal, Refusal)
+        return refusal
+
+    assert asked(BeyondEndError("a.mp4@3 is beyond")).sentence.startswith("there is no second 3 in it")
+    missing = asked(StellaError("PyAV is missing"))
+    assert missing.log == "PyAV is missing" and "its log says why" in missing.sentence
