@@ -131,6 +131,12 @@ def publish(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Force a file's content to the disk, also what came by a memory map."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Force the names in a folder to the disk: a new or renamed file must survive a power failure too."""
     descriptor = os.open(folder, os.O_RDONLY)
