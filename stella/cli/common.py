@@ -1,7 +1,7 @@
 """What the commands share: the console, recipes and lists among their arguments."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,6 +33,12 @@ def say(line: str, style: str = "") -> None:
 def wide(columns: int) -> Console:
     """A console for wide tables: a pipe, which has no width, would get 80 columns."""
     return console if console.is_terminal else Console(width=columns)
+
+
+def typed(context: typer.Context) -> list[Any]:
+    """The parameters that the command line has."""
+    sources = {param: context.get_parameter_source(str(param.name)) for param in context.command.params}
+    return [param for param, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def split(recipe: str | None, values: list[str] | None) -> tuple[str | None, list[str]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stella.cli.common import console, say, wide
+from stella.cli.common import console, say, typed, wide
 from stella.errors import StellaError
 
 ALONE = ("status", "rollback", "accept", "drop")  # options that do not learn
@@ -98,9 +98,7 @@ def learn(
 
 def _check_alone(context: typer.Context, home: Path) -> None:
     """Refuse anything beside an option that does not learn."""
-    sources = {option: context.get_parameter_source(str(option.name)) for option in context.command.params}
-    typed = [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    given = [option for option in typed if option.name != "home"]
+    given = [param for param in typed(context) if param.name != "home"]
     chosen = next((option for option in given if option.name in ALONE), None)
     if chosen and len(given) > 1:
         value = context.params[str(chosen.name)]

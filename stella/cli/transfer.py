@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from stella.cli.common import Overrides, console, say, split
+from stella.cli.common import Overrides, console, say, split, typed
 from stella.errors import StellaError, number_of
 
 
 def transfer(
+    context: typer.Context,
     task: Annotated[
         str | None,
         typer.Argument(help="retrieval, classify, segment, events, localise or matching.", show_default=False),
@@ -46,6 +47,9 @@ def transfer(
     from stella.transfer.config import run_name, transfer_config
 
     if resume:
+        options = [param.opts[0] for param in typed(context) if param.param_type_name == "option"]
+        if left_out := [option for option in options if option != "--resume"]:
+            raise StellaError(f"--resume {resume} takes the settings of that run; leave {', '.join(left_out)} out")
         result = runs.resume(resume, [value for value in (task, model, data) if value] + (values or []), console)
     else:
         if task is None or model is None:

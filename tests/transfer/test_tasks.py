@@ -302,6 +302,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     [row] = downstream_rows(tmp_path)
     assert row["task"] == "classify" and row["seed"] == 3 and row["probe"] is True and row["backbone"] == "frozen"
     assert row["command"].startswith("stella transfer classify base-tiny ") and "head.probe=True" in row["command"]
+    other = cli.invoke(app, ["transfer", "--resume", str(run), "--seed", "4", "--trained"])
+    assert isinstance(other.exception, StellaError) and "leave --frozen, --seed out" in str(other.exception)
     nothing = cli.invoke(app, ["transfer"])
     assert isinstance(nothing.exception, StellaError) and "name a task and a model" in str(nothing.exception)
 
