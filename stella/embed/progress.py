@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from stella.errors import StellaError
+from stella.errors import StellaError, plain
 from stella.media.decode import read_duration
 from stella.media.windows import Window
 
@@ -17,10 +17,11 @@ class Shown:
         if wanted:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            name = TextColumn("{task.description}", markup=False)
+            columns = (name, BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
             self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn())
             self.lengths = [_seconds(item) for item in items]
-            self.names = [Path(item).name if isinstance(item, str | Path) else "array" for item in items]
+            self.names = [plain(Path(item).name) if isinstance(item, str | Path) else "array" for item in items]
 
     def __enter__(self) -> Self:
         if self.bar is not None:

@@ -108,7 +108,7 @@ def matching_table(evaluation: Mapping[str, Any]) -> Table | None:
         table.add_column(name, justify="right", no_wrap=True)
     for i, task in enumerate(evaluation["tasks"]):
         values = [(evaluation[column.key][i], column.written) for column in columns.values()]
-        table.add_row(Text(task), *("–" if value is None else written(value) for value, written in values))
+        table.add_row(Text(plain(task)), *("–" if value is None else written(value) for value, written in values))
     table.caption = " ".join(column.meaning for column in columns.values() if column.meaning)
     return table
 

@@ -22,6 +22,7 @@ from stella.config import resolve
 from stella.data.folder import Folder
 from stella.data.stream import StreamConfig
 from stella.embed import Embeddings, Model
+from stella.embed.progress import Shown
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.retrieval import embed as evaluated
 from stella.media.inputs import Inputs, derived
@@ -351,3 +352,10 @@ def test_what_is_found_prints_in_one_line(tmp_path: Path) -> None:
     model, video = stella.load("base-tiny"), write_video(tmp_path / "film.mp4", 3.0)
     assert repr(model.embed_video(video)) == "Embeddings(2 × 96, 0.0 to 3.0 s)"
     assert repr(model.localise(video)).startswith("Maps(2 windows of 4 frames, 96 × 96")
+
+
+def test_a_files_name_is_shown_as_it_is_in_the_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown(["cl[red]ip\x1b]0;owned\x07.mp4"], wanted=True) as shown:
+        shown.at(0, 1.0)
+    out = capsys.readouterr().out
+    assert "cl[red]ip" in out and "owned" in out and "\x1b]0" not in out and "\x07" not in out

@@ -3,6 +3,7 @@
 import re
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.run_files import write_run
@@ -46,6 +47,17 @@ def test_results_have_methods_their_slow_weights_and_ceilings(runs: list[Path]) 
     assert sum("slow" in name for name in names) == 1
     assert f"{cues['class']:.1f}" in rows["class alone"]
     assert "class alone" not in shown(results_table(groups))
+
+
+def test_a_task_named_by_a_hostile_folder_is_shown_without_its_escapes() -> None:
+    measured: dict[str, Any] = {
+        "avm_accuracy": 90.0,
+        "avm_accuracy_by_task": [90.0],
+        "tasks": ["a\x1b]0;owned\x07[red]b"],
+    }
+    measured |= {key: [None] for key in ("auc", "pointing", "pointing_chance", "importance_ratio")}
+    text = shown(matching_table(measured))
+    assert "\x1b" not in text and "\x07" not in text and "[red]b" in text
 
 
 def test_a_ratio_by_next_to_nothing_is_not_written_out() -> None:
