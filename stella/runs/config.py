@@ -94,7 +94,7 @@ def settle(config: RunConfig) -> RunConfig:
         raise ConfigError(f"model.frames={model.frames} but the clips have {data.frames}; leave model.frames out")
     sizes: dict[str, Any] = {"image_size": data.pixels, "spec_frames": data.spec_frames, "frames": data.frames}
     unset = {name: size for name, size in sizes.items() if getattr(model, name) is None}
-    if model.weights and Path(model.weights).exists():
+    if model.weights and model.weights not in weights.shipped() and Path(model.weights).exists():
         unset["weights"] = str(Path(model.weights).absolute())
     sized = replace(config, model=replace(model, **unset))
     if (shown := inputs_of(sized).seconds) > max(data.duration / ENOUGH, time_steps(data.duration) / PER_SECOND):

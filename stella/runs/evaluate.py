@@ -32,7 +32,8 @@ def evaluate_weights(
 
     `slow` evaluates the slow weights of a run. Of several processes the first returns it and the others end.
     """
-    folder = RunFolder(model) if (Path(model) / "metrics.jsonl").is_file() else None
+    is_run = model not in weights.shipped() and (Path(model) / "metrics.jsonl").is_file()
+    folder = RunFolder(model) if is_run else None
     if folder and folder.end is None:
         raise StellaError(f"{model} is not finished; continue it with stella pretrain --resume {model}")
     if slow and not (folder and folder.slow_weights.exists()):

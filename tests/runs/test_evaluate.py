@@ -1,6 +1,7 @@
 """`stella evaluate` repeats what a run measured after its last task, from its files alone."""
 
 import io
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,11 @@ from helpers.run_files import edit_config, write_run
 from helpers.small import quick
 from rich.console import Console
 
+from stella.config import resolve
 from stella.errors import StellaError
 from stella.model import weights
 from stella.runs import evaluate
+from stella.runs.config import RunConfig, settle
 from stella.runs.evaluate import evaluate_weights
 from stella.runs.loop import pretrain, resume
 from stella.runs.progress import Display
@@ -32,6 +35,18 @@ def test_a_run_is_evaluated_as_it_evaluated_itself_at_its_own_beta(tmp_path: Pat
     weights.save(tmp_path / "model.safetensors", loaded.model, loaded.avm)
     assert evaluate_weights(str(tmp_path))["importance_ratio"] != found["importance_ratio"]
     assert any(ratio is not None for ratio in found["importance_ratio"])
+
+
+def test_a_shipped_name_means_the_shipped_weights_where_a_run_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pretrain(quick("finetune", *SCENES), Path("base-tiny"), console=QUIET)
+    found = evaluate_weights("base-tiny", None, ["data.eval_clips=4", 'data.tasks=["task2"]'])
+    assert found["tasks"] == ["task2"]
+    assert settle(resolve(RunConfig, None, ["model.weights=base-tiny"])).model.weights == "base-tiny"
+    shutil.copytree("base-tiny", "mine")
+    assert settle(resolve(RunConfig, None, ["model.weights=mine"])).model.weights == str(tmp_path / "mine")
 
 
 def test_it_says_which_clips_it_embeds_and_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
