@@ -1,6 +1,5 @@
 """The runner behind `stella compare`, `stella reproduce` and `stella demo`: named configurations × seeds."""
 
-import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -70,6 +69,9 @@ def run_all(
     for job in jobs:
         _check(job)
     missing = [job for job in jobs if not job.finished]
+    for job in jobs:
+        if job.finished:
+            job.folder.drop_checkpoints()
     if len(missing) < len(jobs):
         say(console, f"finished already: {len(jobs) - len(missing)} of {number_of(len(jobs), 'run')}", "dim")
     collect(folder)
@@ -77,7 +79,7 @@ def run_all(
     with closing(_in_processes(missing, processes, console) if processes > 1 else _in_turn(missing, console)) as done:
         for job, result in done:
             if result.finished:
-                shutil.rmtree(job.folder.checkpoints, ignore_errors=True)
+                job.folder.drop_checkpoints()
                 collect(folder)
             if exit_code := result.exit_code:
                 say(console, "Run the same command again to resume.")

@@ -1,5 +1,6 @@
 """The folder of a run: its files, and a lock that admits one process."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,9 @@ class RunFolder:
         """The last line of a finished run, else None."""
         lines = read_lines(self.metrics)
         return lines[-1] if lines and lines[-1]["kind"] == "end" else None
+
+    def drop_checkpoints(self) -> None:
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def read_config(self) -> dict[str, Any]:
         return read_json(self.config, f"is {self.root} the folder of a run?")
