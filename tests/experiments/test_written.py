@@ -9,6 +9,7 @@ from stella.experiments.room import room
 from stella.runs.record import Spread
 
 VARIANTS = load("table1").variants
+LABELS = {name: each.label.replace("3 draws", "3 past clips") for name, each in VARIANTS.items()}
 CELLS = {"A": 2, "F": 3, "slow_A": 4, "slow_F": 5}
 
 
@@ -21,9 +22,9 @@ def written(rows: Rows, figure: str) -> str:
 @pytest.mark.parametrize(
     ("page", "order", "heading"),
     [
-        ("table1", "original", "## First order"),
+        ("table1", "original", "## Original order"),
         ("table1", "shuffled", "## Shuffled order"),
-        ("table1-small", "original", "## First order"),
+        ("table1-small", "original", "## Original order"),
         ("table1-small", "shuffled", "## Shuffled order"),
         ("table1-full", "original", "That is our reading"),
     ],
@@ -33,10 +34,10 @@ def test_the_page_has_every_row_of_the_results(page: str, order: str, heading: s
     table = text[text.index("| | seeds") :].split("\n\n")[0].splitlines()[2:]
     named = {name: rows for name, rows in results(page).items() if name.startswith(order)}
     shown = {cells(line)[0]: cells(line)[1:] for line in table}
-    assert set(shown) == {VARIANTS[name.split("/")[1]].label for name in named}
+    assert set(shown) == {LABELS[name.split("/")[1]] for name in named}
     rooms = [room({name.split("/")[1]: rows for name, rows in named.items()}, figure) for figure in ("A", "slow_A")]
     for name, rows in named.items():
-        row = shown[VARIANTS[name.split("/")[1]].label]
+        row = shown[LABELS[name.split("/")[1]]]
         shares = [each.share(spread(rows, of).mean) for each, of in zip(rooms, ("A", "slow_A"), strict=True) if each]
         won = list(dict.fromkeys(f"{share:.0f}%".replace("-0%", "0%").replace("-", "−") for share in shares))
         assert row[6:] == ([", ".join(won)] if won else []), name  # one figure if both are the same
@@ -111,10 +112,10 @@ def test_the_codecs_worth_is_that_of_table1() -> None:
 PARTS = {
     "Chorus": ("chorus", "", "dct"),
     "without the codec": ("chorus", "", ""),
-    "one drawn clip for each current one": ("chorus", "draws=1", "dct"),
+    "one past clip for each current one": ("chorus", "draws=1", "dct"),
     "whole clips instead of random halves": ("chorus", "keep_ratio=1.0", "dct"),
-    "drawn clips reconstructed too (a draft)": ("draft", "draws=3", "dct"),
-    "ER with the codec and three drawn clips (a draft)": ("draft", "draws=3 keep=1.0", "dct"),
+    "past clips reconstructed too (a draft)": ("draft", "draws=3", "dct"),
+    "ER, codec, 3 past clips (a draft)": ("draft", "draws=3 keep=1.0", "dct"),
     "ER with the codec": ("er", "", "dct"),
 }
 
