@@ -171,7 +171,8 @@ class EvenRest(STELLA):
         for m in "av":
             importance = getattr(found, f"importance_{m}")
             ranked = importance.sort(dim=1, descending=True).values
-            least = ranked[:, [selection.kappa(ranked.shape[1], self.config.counted)]]
+            at = selection.kappa(ranked.shape[1], self.config.counted)
+            least = ranked[:, at : at + 1]
             even[f"importance_{m}"] = torch.where(importance > least, importance, 1e-6 * least)
         return replace(found, **even)
 
