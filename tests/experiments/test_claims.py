@@ -14,6 +14,12 @@ CLAIMS = [
     (T, "{} and {} above ER (shuffled {} and {})", "chorus er-dct A|chorus er-dct slow_A|*"),
     (T, "Chorus is {} above it, shuffled {}, ahead on four of five seeds in each", "chorus er-dct-3 A|*"),
     (T, "Its F is lower too ({}; shuffled {}, whose 95% interval", "er-dct-3 chorus F|*"),
+    (T, "None is above ER: DER++ is {} below it, shuffled {}, on every seed", "er-dct-3 derpp-dct-3 A|*"),
+    (T, "CLS-ER is {} below it, shuffled {}, of which the first", "er-dct-3 cls_er-dct-3 A|*"),
+    (T, "{} above DER++, shuffled {};", "chorus derpp-dct-3 A|*"),
+    (T, "{} above CLS-ER, shuffled {};", "chorus cls_er-dct-3 A|*"),
+    (T, "{} above STELLA+, shuffled {}.", "chorus stella_plus-dct-3 A|*"),
+    (T, "(by {} and {}); five seeds separate no other", "derpp-dct-3 chorus F|cls_er-dct-3 chorus F"),
     (T, "below DER++ on every seed and in both orders**: {}, shuffled {}.", "stella derpp A|*"),
     (T, "STELLA+ is {} above STELLA (shuffled {})", "stella_plus stella A|*"),
     (T, "cannot be told from DER++ in A (+{}; shuffled {})", "stella_plus derpp A|*"),
@@ -34,14 +40,14 @@ CLAIMS = [
     (S, "DER++ is above ER on every seed, {}", "derpp er A"),
     (
         S,
-        "STELLA is {} below DER++ on its three seeds, STELLA+ cannot be told from DER++ in A on its four ({}) and has "
-        "a lower F on each ({}), DER++ is {} above ER",
+        "STELLA is {} below DER++ on every seed, STELLA+ cannot be told from DER++ in A ({}) and has a lower F on "
+        "every seed ({}), DER++ is {} above ER on every seed",
         "@derpp stella A|@stella_plus derpp A|@stella_plus derpp F|@derpp er A",
     ),
     (S, "unlimited memory (3.0) F is lower by {} and {}", "@er-dct-3 chorus F|@derpp-unlimited chorus F"),
     (S, "with slow weights they do ({} and {})", "@er-dct-3 chorus slow_F|@derpp-unlimited chorus slow_F"),
     (F, "It is {} above DER++, {} with slow weights", "stella_plus derpp A|stella_plus derpp slow_A"),
-    (F, "forgets less (F {}, slow {})", "stella_plus derpp F|stella_plus derpp slow_F"),
+    (F, "forgets less on every seed (F {}, slow {})", "stella_plus derpp F|stella_plus derpp slow_F"),
     (F, "STELLA is below DER++ here too, by {};", "derpp stella A"),
     (F, "DER++ is {} above ER**", "derpp er A"),
     (F, "ER with the codec has 23.3 ± 0.3, {} above ER", "er-dct er A"),
@@ -50,12 +56,17 @@ CLAIMS = [
 ]
 EVERY_SEED = [  # which the pages say: more of the figure on every seed that both have
     (T, "derpp stella A|@derpp stella A|derpp stella_plus F|@derpp stella_plus F"),
-    (T, "chorus er-dct-3 slow_A|@chorus er-dct-3 slow_A"),
+    (T, "er stella_plus F|@er stella_plus F|er-dct-3 derpp-dct-3 A|@er-dct-3 derpp-dct-3 A"),
+    (T, "chorus er-dct-3 slow_A|@chorus er-dct-3 slow_A|chorus derpp-dct-3 A|@chorus derpp-dct-3 A"),
+    (T, "chorus cls_er-dct-3 A|@chorus cls_er-dct-3 A|@chorus stella_plus-dct-3 A"),
+    (T, "chorus stella_plus-dct-3 A|@chorus stella_plus-dct-3 A|stella_plus-dct-3 derpp-unlimited A"),
+    (T, "@stella_plus-dct-3 derpp-unlimited A|derpp-dct-3 derpp-unlimited A|@cls_er-dct-3 derpp-unlimited A"),
     (S, "chorus er-dct-3 A|chorus er-dct-3 slow_A|er-dct-3 chorus F|@chorus er-dct-3 A|@chorus er-dct-3 slow_A"),
     (S, "chorus derpp-unlimited A|@chorus derpp-unlimited A|@chorus multitask A|@chorus multitask slow_A"),
     (S, "derpp stella A|@derpp stella A|derpp er A|@derpp er A|derpp stella_plus F|@derpp stella_plus F"),
-    (F, "stella_plus derpp A|stella_plus derpp slow_A|derpp stella_plus F|derpp stella_plus slow_F|derpp stella A"),
-    (F, "chorus derpp-unlimited A|chorus derpp-unlimited slow_A|multitask stella_plus A|stella er A|er finetune A"),
+    (S, "er stella_plus F|@er stella_plus F"),
+    (F, "stella_plus derpp A|stella_plus derpp slow_A|derpp stella_plus F|derpp stella_plus slow_F|er stella_plus F"),
+    (F, "chorus derpp-unlimited A|chorus derpp-unlimited slow_A|multitask stella_plus A|derpp stella A|stella er A"),
 ]
 
 
