@@ -154,7 +154,7 @@ def test_development_and_tables_share_no_seed_and_no_clips() -> None:
 def test_committed_results_have_the_seeds_of_their_kind() -> None:
     """Studies of development have development's seeds and clips, tables have others."""
     development = {"room", "bases", "chorus"}
-    of_room = {"habit.csv", "pruned.csv", "correlation.csv", "uniform.csv", "tests.csv", "chosen.csv"}
+    of_room = {"habit.csv", "pruned.csv", "correlation.csv", "cpu.csv", "tests.csv", "chosen.csv"}
     no_column = {*of_room, "results.csv"}  # their plans are checked below
     seen = set()
     for path in sorted((Path(__file__).parents[2] / "results").rglob("*.csv")):
