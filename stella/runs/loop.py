@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import build, merged, overridden, to_tree
+from stella.config import build, layered, to_tree
 from stella.data.config import DataConfig
 from stella.data.lengths import too_short
 from stella.data.skipped import in_words
@@ -82,7 +82,7 @@ def resume(
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     folder = RunFolder(run)
     stored_config(folder)
-    tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
+    tree = layered(RunConfig, folder.read_config(), recipe or {}, overrides)
     finished = folder.end is not None
     result = pretrain(build(RunConfig, tree), run, resume=True, console=console)
     if finished and result.speaks:
