@@ -25,7 +25,10 @@ def pretrain(
     values: Overrides = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="New folder for configuration, metrics, checkpoints, weights.", show_default="runs/latest"),
+        typer.Option(
+            help="New folder for configuration, metrics, checkpoints, weights.",
+            show_default="runs/pretrain, or the next of runs/pretrain-2, …",
+        ),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run to resume from its last checkpoint.", show_default="none")
@@ -47,7 +50,7 @@ def pretrain(
     if resume:
         result = loop.resume(resume, given, console, run_tree(name) if name else None)
     else:
-        result = loop.pretrain(run_config(name, given), run or Path("runs/latest"), console=console)
+        result = loop.pretrain(run_config(name, given), run, console=console)
     if result.finished and result.speaks:
         cues = ceilings([read_run(result.run)])
         beside = f" ({ceilings_line(cues)})" if cues else ""

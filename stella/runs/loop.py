@@ -40,14 +40,17 @@ from stella.train.processes import job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]
+RUNS = Path("runs/pretrain")  # the folder of a run that is given none; of the next ones runs/pretrain-2, …
 
 
-def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
-    """Train as configured in the folder `run`; with `resume` continue the run that is there, if there is one.
+def pretrain(
+    config: RunConfig, run: Path | str | None = None, resume: bool = False, console: Console | None = None
+) -> RunResult:
+    """Train as configured in the folder `run` (none: a new one); with `resume` continue the run that is there, if any.
 
     SIGTERM and Ctrl-C save a checkpoint and stop; the result then has an exit code.
     """
-    config, folder = settle(config), RunFolder(run)
+    config, folder, console = settle(config), RunFolder(run or _free(RUNS)), console or Console()
     again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
     with (
         processes(config.train.patience_minutes, config.train.device) as peers,
@@ -59,13 +62,17 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
             check(config, started, peers=peers)
         if started:
             if not resume and not came_back:
-                raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
+                raise StellaError(
+                    f"{run} already holds a run; continue it with --resume {run}, or give this one a folder with --run"
+                )
             check_unchanged(folder, config)
             if folder.end is not None:
                 return replace(result_of(folder), speaks=peers.first)
+        elif run is None and peers.first:
+            say(console, f"new run in {folder.root}")
         with Stop() as stop:
             try:
-                done = Run(config, folder, console or Console(), stop, peers).go()
+                done = Run(config, folder, console, stop, peers).go()
                 return replace(done, speaks=peers.first)
             except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
                 if stop.signal is None:
@@ -89,6 +96,15 @@ def resume(
         go_on = f"stella learn HOME SRC… --from {run}"
         say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return result
+
+
+def _free(root: Path) -> Path:
+    """This folder, or the first of root-2, root-3, … that is not there; of what torchrun starts again the last one."""
+    number, last, free = 1, None, root
+    while free.exists():
+        number, last = number + 1, free
+        free = root.with_name(f"{root.name}-{number}")
+    return last if last and _came_back(RunFolder(last)) else free
 
 
 def _came_back(folder: RunFolder) -> bool:

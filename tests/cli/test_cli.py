@@ -143,9 +143,13 @@ def test_a_wheel_has_every_file_of_the_package() -> None:
 def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ("data.tasks=['task1']", "data.clips=8", "data.eval_clips=4", "stream.batch_size=8", "stream.epochs=1")
-    done = run.invoke(app, ["pretrain", "scenes", "method=finetune", "train.device=cpu", *tiny])
-    assert done.exit_code == 0 and (tmp_path / "runs" / "latest" / "model.safetensors").exists(), done.output
-    assert read_json(tmp_path / "runs" / "latest" / "config.json")["train"]["lr"] == 5e-4
+    for folder in ("pretrain", "pretrain-2"):  # a run without --run takes a new one
+        done = run.invoke(app, ["pretrain", "scenes", "method=finetune", "train.device=cpu", *tiny])
+        assert done.exit_code == 0 and done.output.startswith(f"new run in runs/{folder}\n"), done.output
+        assert (tmp_path / "runs" / folder / "model.safetensors").exists()
+        assert read_json(tmp_path / "runs" / folder / "config.json")["train"]["lr"] == 5e-4
+    again = run.invoke(app, ["pretrain", "scenes", "--run", "runs/pretrain"])
+    assert "runs/pretrain already holds a run; continue it with --resume runs/pretrain," in str(again.exception)
     shown = run.invoke(app, ["evaluate", "base-tiny", "scenes", "data.eval_clips=4", "train.device=cpu"])
     assert shown.exit_code == 0 and "in a gallery of 24 clips" in shown.output, shown.output
 
