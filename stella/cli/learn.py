@@ -111,6 +111,7 @@ def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]
     from stella.config import build, layered, to_tree
     from stella.experiments.recipe import run_config, run_tree
     from stella.learn.items import kind_of
+    from stella.runs.build import without_effect
     from stella.runs.config import RunConfig
 
     if home.exists:
@@ -118,7 +119,10 @@ def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]
     if not any(value.startswith("data.source=") for value in values):
         kind, path = kind_of(sources[0])
         values = [f"data.source={kind}", f"data.path={path}", *values]
-    return run_config(recipe, values)
+    config = run_config(recipe, values)
+    for line in without_effect(config, values):
+        say(line, "yellow")
+    return config
 
 
 def _seconds(text: str) -> float:

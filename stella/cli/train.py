@@ -41,7 +41,9 @@ def pretrain(
     from stella.experiments.recipe import run_config, run_tree
     from stella.report.tables import ceilings_line
     from stella.runs import loop
+    from stella.runs.build import without_effect
     from stella.runs.record import ceilings, read_run
+    from stella.train.processes import first
 
     name, given = split(recipe, values)
     given = [*given, f"train.compile={compile}"] if compile else given
@@ -50,7 +52,10 @@ def pretrain(
     if resume:
         result = loop.resume(resume, given, console, run_tree(name) if name else None)
     else:
-        result = loop.pretrain(run_config(name, given), run, console=console)
+        config = run_config(name, given)
+        for line in without_effect(config, given) if first() else ():
+            say(line, "yellow")
+        result = loop.pretrain(config, run, console=console)
     if result.finished and result.speaks:
         cues = ceilings([read_run(result.run)])
         beside = f" ({ceilings_line(cues)})" if cues else ""

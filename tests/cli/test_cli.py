@@ -232,7 +232,9 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("[train]\nlr = 0.5\n")
     other = run.invoke(app, ["pretrain", str(tmp_path / "other.toml"), "--resume", one])
     assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
-    assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
+    other = run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two])
+    no_memory = "without effect: memory.clips=8, since finetune has no rehearsal memory"
+    assert other.exit_code == 0 and no_memory in other.output and "without effect" not in done.output
     measured = run.invoke(app, ["evaluate", one])
     assert measured.exit_code == 0 and "in a gallery of 12 clips" in measured.output and "class" in measured.output
     mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]
