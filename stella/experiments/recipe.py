@@ -8,6 +8,7 @@ orders, dataset, speed, seeds, initial …) are not inherited.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,23 @@ def run_tree(recipe: str) -> Tree:
 def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
     """The configuration of a run from a recipe (None: the defaults) and `key.sub=value` overrides."""
     return build(RunConfig, with_values(run_tree(recipe) if recipe else {}, values))
+
+
+def described(recipe: str) -> list[str]:
+    """What a recipe says of itself, and the values that it sets or inherits, as on the command line."""
+    file, tree = find(recipe, Path()), read(recipe)
+    comment = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    lines = [str(file), *(line.removeprefix("#").removeprefix(" ") for line in comment)]
+    lines += [f"{key}: {tree[key]}" for key in ("title", "cost") if key in tree]
+    lines += [f"  {key}={_as_given(value)}" for key, value in flatten(_of_a_run(tree)).items()]
+    variants = load(recipe).variants if "variants" in tree else {}
+    return lines + [f"variant {name}: {' '.join(each.set)}" for name, each in variants.items()]
+
+
+def _as_given(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load(recipe: str) -> Recipe:

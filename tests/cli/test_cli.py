@@ -154,6 +154,17 @@ def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: 
     assert shown.exit_code == 0 and "in a gallery of 24 clips" in shown.output, shown.output
 
 
+def test_config_shows_what_a_recipe_sets_and_inherits(tmp_path: Path) -> None:
+    shown = run.invoke(app, ["config", "scenes"]).output.splitlines()
+    assert shown[0].endswith("scenes.toml") and shown[1].startswith("Continual pre-training on scenes")
+    assert {"  model.weights=base-tiny", "  memory.bytes=71939200", "  stream.augment=false"} <= set(shown)
+    (tmp_path / "own.toml").write_text('# Mine.\nlike = "scenes"\n[memory]\nclips = 9\n[data]\ntasks = ["a", "b"]\n')
+    own = run.invoke(app, ["config", str(tmp_path / "own.toml")]).output.splitlines()
+    assert own[1] == "Mine." and {"  memory.clips=9", "  memory.bytes=none", "  data.tasks=a,b"} < set(own)
+    table = run.invoke(app, ["config", "table1"]).output.splitlines()
+    assert "variant gmed: method=gmed memory.clips=204 memory.bytes=none" in table
+
+
 def test_the_version_is_told() -> None:
     assert re.fullmatch(r"stella \d+\.\d+\.\d+(, commit \w+)?, torch [\w.+]+\n", run.invoke(app, ["--version"]).output)
 
