@@ -84,11 +84,14 @@ def compare(
 
     from stella.experiments.recipe import run_config
     from stella.experiments.runner import run_all
+    from stella.methods import find
     from stella.report.page import write_page
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, read_run
 
     base = run_config(*split(recipe, values))
+    for name in listed(methods):
+        find(name)  # refuses an unknown one
     configs = {name: replace(base, method=name) for name in listed(methods)}
     outcome = run_all(configs, range(seeds), out, console, processes)
     if not outcome.exit_code:

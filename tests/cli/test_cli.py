@@ -58,7 +58,7 @@ def test_help_names_every_command() -> None:
             ["compare", "--methods", "stella,finetune", "args.beta=1"],
             "finetune: unknown key args.beta: finetune takes no arg",
         ),
-        (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
+        (["compare", "--methods", "er,lore"], "error: unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["report", ".", "nowhere"], "nowhere is not a folder; give the folder of a run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
