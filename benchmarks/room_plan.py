@@ -20,7 +20,8 @@ def plan(name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool
             for of in recipe.variants:
                 tasks = json.dumps(recipe.config(at, of, values).data.tasks)
                 given = [*values, f"seed={seed}", *([f"data.tasks={tasks}"] if order.tasks else [])]
-                run = {"label": f"{at}/{of}", "recipe": name, "set": changed([*given, *recipe.own(at, of)])}
+                given += [value for layer in recipe.own(at, of) for value in layer]
+                run = {"label": f"{at}/{of}", "recipe": name, "set": changed(given)}
                 yield run | ({"slow": "end"} if end else {})
 
 

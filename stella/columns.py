@@ -62,9 +62,7 @@ def bytes_per_clip(columns: Mapping[str, Column]) -> int:
 def capacity_for(columns: Mapping[str, Column], *, clips: int | None, bytes: int | None) -> int:
     """Number of clips in a memory whose size is given in clips or in bytes."""
     if (clips is None) == (bytes is None):
-        raise StellaError(
-            f"memory.clips={spelt(clips)} and memory.bytes={spelt(bytes)}: set exactly one, and the other to none"
-        )
+        raise StellaError(f"memory.clips={spelt(clips)} and memory.bytes={spelt(bytes)}: set exactly one of them")
     each = bytes_per_clip(columns)
     capacity = clips if clips is not None else (bytes or 0) // each
     if capacity < 0 or (clips is None and capacity < 1):

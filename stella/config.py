@@ -3,6 +3,9 @@
 `resolve(Config, "scenes.toml", ["train.lr=1e-4"])` reads the file, applies the overrides and builds the dataclass. An
 unknown key fails with the nearest name, a wrong type with the key's path.
 
+A dataclass may name keys of which one is set, `either = ("clips", "bytes")`: a layer (defaults, file, command line)
+that sets one of them clears the others of the layers below.
+
 A union of dataclasses is a choice: their first field, which all share, is a tag, and its value in the table picks one
 of them. `data.source=folder` builds the dataclass whose `source` is "folder"; without a tag the first is built.
 """
@@ -33,7 +36,7 @@ class UnknownKeyError(ConfigError):
 
 def resolve(cls: type[T], file: Path | str | None = None, overrides: Sequence[str] = ()) -> T:
     """Build `cls` from its defaults, then a TOML file, then `key.sub=value` overrides."""
-    return build(cls, overridden(read_toml(Path(file)) if file else {}, overrides))
+    return build(cls, layered(cls, read_toml(Path(file)) if file else {}, overrides))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -58,6 +61,7 @@ def build(cls: type[T], tree: Mapping[str, Any], path: str = "") -> T:
             raise
         found = " or ".join(elsewhere)
         raise ConfigError(f"unknown key {error.path}{error.key}: did you mean {found}?") from error
+    values |= _cleared(cls, values)
     fields = [f for f in dataclasses.fields(cast(Any, cls)) if f.init and f.name not in values]
     if missing := [f"{path}{f.name}" for f in fields if f.default is absent and f.default_factory is absent]:
         raise ConfigError(f"{path.rstrip('.') or 'this table'} is incomplete: add {', '.join(missing)}")
@@ -121,6 +125,54 @@ def merged(tree: Any, over: Any) -> Any:
     if isinstance(tree, dict) and isinstance(over, dict):
         return tree | {key: merged(tree.get(key), value) for key, value in over.items()}
     return over
+
+
+def layered(cls: Any, *layers: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """The tree of a `cls` from layers, trees or lists of `key.sub=value`, each over those before it.
+
+    A layer that sets one of the keys of an `either` clears the others below it; one that picks another dataclass of a
+    union drops the keys below that this one does not have.
+    """
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        tree = _laid([cls], tree, layer if isinstance(layer, Mapping) else overridden({}, layer))
+    return tree
+
+
+def _laid(kinds: Sequence[Any], below: Any, over: Any) -> Any:
+    """A value over another. Tables of one of these dataclasses, or of none, are laid key by key."""
+    if not isinstance(over, Mapping):
+        return over
+    below = below if isinstance(below, Mapping) else {}
+    if not kinds:
+        return merged(below, over)
+    kind = kinds[0]
+    if len(kinds) > 1:
+        tag, by_tag = _tags(kinds)
+        was = below.get(tag, next(iter(by_tag)))
+        kind = by_tag.get(str(over.get(tag, was)), kind)
+        if over.get(tag, was) != was:
+            below = {key: value for key, value in below.items() if key in _names(kind)}
+    hints = typing.get_type_hints(kind)
+    laid = {key: _laid(_tables(hints.get(key)), below.get(key), value) for key, value in over.items()}
+    return {**below, **_cleared(kind, over), **laid}
+
+
+def _cleared(cls: Any, table: Mapping[str, Any]) -> dict[str, None]:
+    """The keys that may not be set beside those of this table, and are not in it."""
+    either = getattr(cls, "either", ())
+    is_set = any(table.get(key) not in (None, "none") for key in either)
+    return {key: None for key in either if is_set and key not in table}
+
+
+def _tables(hint: Any) -> list[Any]:
+    """The dataclasses of a type."""
+    return [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+
+
+def _tags(kinds: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+    """The tag of a choice of dataclasses, and each by its value; the first is the default."""
+    return dataclasses.fields(kinds[0])[0].name, {str(dataclasses.fields(kind)[0].default): kind for kind in kinds}
 
 
 def overridden(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -207,8 +259,7 @@ def _convert_table(tree: Any, kinds: Sequence[Any], path: str) -> Any:
         raise ConfigError(f"{path} must be a table, not {tree!r}; set its keys as {path}.key=value")
     if len(kinds) == 1:
         return build(kinds[0], tree, f"{path}.")
-    tag = dataclasses.fields(kinds[0])[0].name
-    by_tag = {str(dataclasses.fields(kind)[0].default): kind for kind in kinds}
+    tag, by_tag = _tags(kinds)
     chosen = tree.get(tag, next(iter(by_tag)))
     if chosen not in list(by_tag):
         near = nearest(str(chosen), list(by_tag))

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stella.config import build, differences, read_toml, resolve, to_tree
+from stella.config import build, differences, layered, read_toml, resolve, to_tree
 from stella.errors import ConfigError
 
 
@@ -48,6 +48,55 @@ class Square:
 @dataclass(frozen=True)
 class Drawing:
     item: Disc | Square = field(default_factory=Disc)
+
+
+@dataclass(frozen=True)
+class Box:
+    either: ClassVar[tuple[str, ...]] = ("clips", "bytes")
+
+    clips: int | None = 7
+    bytes: int | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    box: Box = field(default_factory=Box)
+    item: Disc | Square = field(default_factory=Disc)
+
+
+@pytest.mark.parametrize(
+    ("layers", "clips", "bytes"),
+    [
+        ([], 7, None),
+        ([["box.bytes=5"]], None, 5),
+        ([{"box": {"bytes": 5}}, ["box.clips=3"]], 3, None),
+        ([{"box": {"clips": 3}}, {"box": {"bytes": 5}}, ["box.name=a"]], None, 5),
+        ([{"box": {"clips": 3}}, ["box.bytes=5"], ["box.clips=4"]], 4, None),
+        ([{"box": {"clips": "none", "bytes": 5}}, ["box.clips=3", "box.bytes=none"]], 3, None),
+        ([{"box": {"clips": 3, "bytes": None}}, ["box.bytes=none"]], 3, None),
+        ([["box.clips=3", "box.bytes=5"], ["box.name=a"]], 3, 5),  # for who takes one of them to refuse
+        ([{"box": {"clips": 3, "bytes": 5}}, []], 3, 5),
+    ],
+)
+def test_a_layer_that_sets_one_of_two_keys_clears_the_other(
+    layers: list[dict[str, object] | list[str]], clips: int | None, bytes: int | None
+) -> None:
+    box = build(Shelf, layered(Shelf, *layers)).box
+    assert (box.clips, box.bytes) == (clips, bytes)
+    assert build(Shelf, to_tree(build(Shelf, layered(Shelf, *layers)))).box == box
+
+
+def test_a_layer_with_another_tag_drops_the_keys_that_it_does_not_have() -> None:
+    below = {"item": {"radius": 2, "name": "a"}}
+    assert build(Shelf, layered(Shelf, below, ["item.shape=square"])).item == Square(name="a")
+    assert build(Shelf, layered(Shelf, below, ["item.shape=disc"])).item == Disc(name="a", radius=2)
+    for own in (["item.width=1"], ["item.shape=square", "item.radius=3"]):
+        with pytest.raises(ConfigError, match=r"is not a key of item\.shape="):
+            build(Shelf, layered(Shelf, below, own))
+    for unknown in ("sqare", "[1]"):
+        with pytest.raises(ConfigError, match=r"unknown item\.shape="):
+            build(Shelf, layered(Shelf, below, [f"item.shape={unknown}"]))
 
 
 def test_file_then_overrides(tmp_path: Path) -> None:

@@ -108,18 +108,21 @@ def _check_alone(context: typer.Context, home: Path) -> None:
 
 def _config(home: Any, recipe: str | None, values: list[str], sources: list[str]) -> Any:
     """The configuration of a new learner, whose sizes follow from the first folder; or that of an old one, changed."""
-    from stella.config import build, merged, overridden, to_tree
+    from stella.config import build, layered, to_tree
     from stella.experiments.recipe import run_config, run_tree
     from stella.learn.items import kind_of
+    from stella.runs.build import without_effect
     from stella.runs.config import RunConfig
 
     if home.exists:
-        tree = merged(to_tree(home.config), run_tree(recipe) if recipe else {})
-        return build(RunConfig, overridden(tree, values))
+        return build(RunConfig, layered(RunConfig, to_tree(home.config), run_tree(recipe) if recipe else {}, values))
     if not any(value.startswith("data.source=") for value in values):
         kind, path = kind_of(sources[0])
         values = [f"data.source={kind}", f"data.path={path}", *values]
-    return run_config(recipe, values)
+    config = run_config(recipe, values)
+    for line in without_effect(config, values):
+        say(line, "yellow")
+    return config
 
 
 def _seconds(text: str) -> float:

@@ -94,13 +94,19 @@ def config(
     section: Annotated[
         str | None,
         typer.Argument(
-            help="Section such as train, data or data.folder; transfer: a downstream run's.", show_default="all"
+            help="Section such as train, data or data.folder; transfer: a downstream run's. Or a recipe: what it sets.",
+            show_default="all",
         ),
     ] = None,
 ) -> None:
     """List the keys of a run's configuration: what each sets, its unit and its default."""
+    from stella.experiments.recipe import described, shipped
     from stella.report.settings import config_tables
 
+    if section is not None and (section in shipped() or section.endswith(".toml")):
+        for line in described(section):
+            say(line)
+        return
     for table in config_tables(section):
         console.print(table, highlight=False)
 

@@ -25,7 +25,10 @@ def pretrain(
     values: Overrides = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="New folder for configuration, metrics, checkpoints, weights.", show_default="runs/latest"),
+        typer.Option(
+            help="New folder for configuration, metrics, checkpoints, weights.",
+            show_default="runs/pretrain, or the next of runs/pretrain-2, …",
+        ),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run to resume from its last checkpoint.", show_default="none")
@@ -38,7 +41,9 @@ def pretrain(
     from stella.experiments.recipe import run_config, run_tree
     from stella.report.tables import ceilings_line
     from stella.runs import loop
+    from stella.runs.build import without_effect
     from stella.runs.record import ceilings, read_run
+    from stella.train.processes import first
 
     name, given = split(recipe, values)
     given = [*given, f"train.compile={compile}"] if compile else given
@@ -47,7 +52,10 @@ def pretrain(
     if resume:
         result = loop.resume(resume, given, console, run_tree(name) if name else None)
     else:
-        result = loop.pretrain(run_config(name, given), run or Path("runs/latest"), console=console)
+        config = run_config(name, given)
+        for line in without_effect(config, given) if first() else ():
+            say(line, "yellow")
+        result = loop.pretrain(config, run, console=console)
     if result.finished and result.speaks:
         cues = ceilings([read_run(result.run)])
         beside = f" ({ceilings_line(cues)})" if cues else ""
@@ -76,11 +84,14 @@ def compare(
 
     from stella.experiments.recipe import run_config
     from stella.experiments.runner import run_all
+    from stella.methods import find
     from stella.report.page import write_page
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, read_run
 
     base = run_config(*split(recipe, values))
+    for name in listed(methods):
+        find(name)  # refuses an unknown one
     configs = {name: replace(base, method=name) for name in listed(methods)}
     outcome = run_all(configs, range(seeds), out, console, processes)
     if not outcome.exit_code:

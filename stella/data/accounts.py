@@ -2,11 +2,12 @@
 
 import filecmp
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
+from stella.data.lengths import SHORT
 from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
 from stella.data.tasks import ONLY_TASK
@@ -26,20 +27,39 @@ class Summary:
     gone: tuple[str, ...] = ()  # files that clips in the folder were made of and that are there no more
     odd: dict[str, int] = field(default_factory=dict)  # clips in the folder with a still picture, muted or short
     left_out: dict[str, int] = field(default_factory=dict)  # by rule or option
-    missing: int = 0  # listed clips without a file
+    missing: int = 0  # wanted clips without a file
     listed: int | None = None  # rows of the lists: used + left out + missing + broken
+    wanted: int | None = None  # those that no rule leaves out
+    least: float | None = None  # seconds; clips of fewer are short
 
     def __str__(self) -> str:
         clips, size = number_of(self.clips, "clip"), f"{self.bytes / 2**20:.1f} MiB"
         text = f"{clips} ({self.added:,} new) in {size}, {self.seconds:.0f} s"
         parts = [text if self.clips else "no clip could be used"]
         parts += [f"skipped: {in_words(self.skipped)} (see skipped.jsonl)" if self.skipped else "none skipped"]
-        parts += [f"left out: {in_words(self.left_out)}"] if self.left_out else []
-        parts += [f"kept: {in_words(self.odd)}"] if self.odd else []
-        parts += [f"missing: {self.missing:,} of {number_of(self.listed or 0, 'listed clip')}"] if self.missing else []
+        parts += [f"left out: {self._told(self.left_out)}"] if self.left_out else []
+        parts += [f"kept: {self._told(self.odd)}"] if self.odd else []
+        parts += [missing_of(self.missing, self.wanted or 0)] if self.missing else []
         named = f"{', '.join(self.gone[:5])}{' …' if len(self.gone) > 5 else ''}"
         parts += [f"gone: {number_of(len(self.gone), 'file')} whose clips remain, {named}"] if self.gone else []
         return "; ".join(parts)
+
+    def _told(self, counts: dict[str, int]) -> str:
+        than = f" (less than {self.least:g} s)" if self.least else ""
+        return in_words({f"{what}{than if what == SHORT else ''}": count for what, count in counts.items()})
+
+
+def missing_of(missing: int, wanted: int) -> str:
+    return f"missing: {missing:,} of {number_of(wanted, 'wanted clip')}"
+
+
+def gone_of(files: Iterable[str], folders: Sequence[str]) -> tuple[str, ...]:
+    """Of these files, or files in archives, those that are below none of the folders now."""
+
+    def there(path: Path) -> bool:
+        return any(each.is_file() for each in (path, *path.parents))
+
+    return tuple(sorted(file for file in files if not any(there(Path(folder, file)) for folder in folders)))
 
 
 def leave_out(material: Material, used: Collection[str], skipped: Skipped) -> None:
@@ -132,5 +152,5 @@ def dry_run(material: Material, done: Collection[str] = ()) -> list[str]:
     lines = [f"found: {number_of(len(found), 'clip')}" + (f"; prepared already: {len(done):,}" if done else "")]
     if material.listed:
         missing = len(material.kept) - len(found | {row.id for row in material.kept if row.id in done})
-        lines += [f"missing: {missing:,} of {number_of(len(material.kept), 'wanted clip')}"]
+        lines += [missing_of(missing, len(material.kept))]
     return lines + notes

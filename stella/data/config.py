@@ -1,7 +1,6 @@
 """The data sources. To add one: a module with its config, and its name in this union. The first is the default."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, cast, get_args
 
 from stella.config import convert
@@ -43,11 +42,6 @@ def is_embedded(source: object = None) -> bool:
     """Whether the source of this name (None: the default) ships with the package."""
     kinds = get_args(DataConfig)
     return any(kind.embedded for kind in kinds if kind.source == (source or kinds[0].source))
-
-
-def keys_of(source: object) -> set[str]:
-    """The keys of a source's config; none for an unknown source."""
-    return {field.name for kind in get_args(DataConfig) if kind.source == source for field in fields(kind)}
 
 
 def data_config(tree: Mapping[str, Any]) -> DataConfig:

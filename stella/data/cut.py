@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
-from stella.data.lengths import ENOUGH
+from stella.data.lengths import ENOUGH, SHORT
 from stella.data.material import Job, start_in
 from stella.data.plan import SHARD_CLIPS
 from stella.data.shards import sample
@@ -21,7 +21,6 @@ from stella.media.stills import read_picture, read_sound, scaled
 
 SHORTEST_TAIL = 1.0  # seconds: a shorter rest of a split video is dropped
 MOST_CLIPS = 10_000  # of one video: 28 hours of clips of 10 seconds
-SHORT = "short"
 ODD = (STILL, SILENT, SHORT)
 
 

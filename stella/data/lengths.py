@@ -11,6 +11,7 @@ from stella.errors import ClipError, number_of, skippable
 
 LOOKED_AT = 200  # clips, spread evenly over a source
 ENOUGH = 0.9  # share of a clip: clips of 10 s under a plan of 10.24 are nothing to tell
+SHORT = "short"  # what `stella prepare` calls a clip of less
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +25,7 @@ from stella.data.accounts import (
     check_names,
     counted,
     dry_run,
+    gone_of,
     leave_out,
     list_missing,
     write_listed,
@@ -32,6 +33,7 @@ from stella.data.accounts import (
 from stella.data.away import Away, away_from
 from stella.data.cluster import make_on_ray
 from stella.data.cut import Settings
+from stella.data.lengths import ENOUGH
 from stella.data.make import Maker, Means, Work, stamp
 from stella.data.material import Job, Material, recognise
 from stella.data.mirror import opened
@@ -161,7 +163,8 @@ def _prepare(
         list_missing(material, writer.ids, skipped)
         write_listed(dst, material)
     keep()
-    return _summary(material, writer, skipped, len(writer.ids) - before, time.monotonic() - began)
+    summary = _summary(material, settings, plan.folders, writer, skipped)
+    return replace(summary, added=len(writer.ids) - before, seconds=time.monotonic() - began)
 
 
 def _newer(material: Material, writer: ShardWriter) -> list[str]:
@@ -232,17 +235,19 @@ def _settle(writer: ShardWriter, groups: Collection[str], unfinished: Collection
             writer.drop(shard)
 
 
-def _summary(material: Material, writer: ShardWriter, skipped: Skipped, added: int, seconds: float) -> Summary:
-    gone = (
-        ()
-        if material.archives or material.listed
-        else tuple(sorted(set(writer.sources.values()) - set(material.files)))
-    )
+def _summary(
+    material: Material, settings: Settings, folders: Sequence[str], writer: ShardWriter, skipped: Skipped
+) -> Summary:
+    """What is in the folder now, which was filled from these `folders`."""
     broken, out, missing = counted(skipped)
-    listed = len(material.rows) if material.listed else None
-    return Summary(
-        len(writer.ids), added, broken, writer.total(), seconds, gone, dict(writer.odd), out, missing, listed
+    summary = Summary(
+        len(writer.ids), 0, broken, writer.total(), 0.0, (), dict(writer.odd), out, least=ENOUGH * settings.seconds
     )
+    if material.listed:
+        return replace(summary, missing=missing, listed=len(material.rows), wanted=len(material.kept))
+    if material.archives:
+        return summary
+    return replace(summary, gone=gone_of({*writer.sources.values()} - {*material.files}, folders))
 
 
 def rehearse(

@@ -8,18 +8,18 @@ orders, dataset, speed, seeds, initial …) are not inherited.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, merged, nearest, overridden, read_toml
-from stella.data.config import keys_of
-from stella.data.scenes import ScenesConfig
+from stella.config import build, layered, nearest, read_toml
 from stella.errors import ConfigError
 from stella.experiments.paper import DATASET
 from stella.methods.base import MemoryConfig
 from stella.model.weights import preset_of
 from stella.report.methods import format_bytes
 from stella.runs.config import ModelConfig, RunConfig
+from stella.runs.record import flatten
 from stella.train.config import TrainConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -76,12 +76,12 @@ class Recipe:
 
     def config(self, order: str, variant: str, overrides: Sequence[str] = ()) -> RunConfig:
         """The configuration of one run. `overrides` change the base; an order's and a variant's own values win."""
-        return build(RunConfig, self.tree([*overrides, *self.own(order, variant)], self.orders[order].tasks))
+        return build(RunConfig, self.tree(overrides, self.orders[order].tasks, self.own(order, variant)))
 
-    def own(self, order: str, variant: str) -> list[str]:
-        """What differs from the base in one run; of two values for a key, the last wins."""
+    def own(self, order: str, variant: str) -> list[Sequence[str]]:
+        """What differs from the base in one run, in layers: later ones win."""
         table = self.orders[order]
-        return [*table.set, *self.variants[variant].set, *table.variants.get(variant, ())]
+        return [table.set, self.variants[variant].set, table.variants.get(variant, ())]
 
     def about(self, overrides: Sequence[str] = ()) -> str:
         """One line on what all variants share unless they set it themselves."""
@@ -92,7 +92,7 @@ class Recipe:
         start = f" from {model.weights}" if model.weights else ""
         preset = model.preset or (preset_of(model.weights) if model.weights else None) or "tiny"
         room = f"{memory.clips:,} clips" if memory.bytes is None else format_bytes(memory.bytes)
-        own = [any(value.startswith("memory.bytes=") for value in each.set) for each in self.variants.values()]
+        own = ["memory.bytes" in _keys(each.set) for each in self.variants.values()]
         size = "" if own and all(own) else f", memory {room}"
         return f"Recipe: model {preset}{start}, learning rate {rate:g}{size}."
 
@@ -101,39 +101,40 @@ class Recipe:
         said = []
         for override in overrides:
             key = override.partition("=")[0]
-            own = [name for name, each in self.variants.items() if any(s.startswith(f"{key}=") for s in each.set)]
+            own = [name for name, each in self.variants.items() if key in _keys(each.set)]
             if ignoring := [name for name in own if not only or name in only]:
-                said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own {key} wins.")
-            for name in orders or self.orders:
-                order = self.orders[name]
-                if any(value.startswith(f"{key}=") for value in order.set):
-                    said.append(f"{override} does not apply to the order {name}: its own {key} wins.")
+                said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own value wins.")
+            said += [
+                f"{override} does not apply to the order {name}: its own value wins."
+                for name in orders or self.orders
+                if key in _keys(self.orders[name].set)
+            ]
         return said
 
-    def tree(self, values: Sequence[str], tasks: Sequence[str] = ()) -> Tree:
-        """The base with these tasks and values, not validated yet. `data.tasks=…` picks some of the tasks; their order
-        stays."""
+    def tree(self, values: Sequence[str], tasks: Sequence[str] = (), own: Sequence[Sequence[str]] = ()) -> Tree:
+        """The base with these tasks and values, and what a run has of its own, not validated yet. `data.tasks=…` picks
+        some of the tasks; their order stays."""
         tree = deepcopy(self.base)
         if tasks:
             tree.setdefault("data", {})["tasks"] = list(tasks)
-        tree = with_values(tree, values)
+        tree = with_values(tree, values, *own)
         given = tree.get("data", {}).get("tasks")
         if isinstance(given, list) and set(map(str, given)) <= set(tasks):
             tree["data"]["tasks"] = [task for task in tasks if task in given]
         return tree
 
 
-def with_values(tree: Tree, values: Sequence[str]) -> Tree:
-    """A recipe's tables with `key.sub=value` overrides. Under another data.source, keys of the recipe's own source are
-    dropped; under other model.weights, so are the recipe's own model sizes, which follow from the weights."""
-    source = tree.get("data", {}).get("source", ScenesConfig.source)
-    if any(value.startswith("model.weights=") for value in values):
-        tree["model"] = {}
-    data = overridden(tree, values).get("data", {})
-    if (chosen := data.get("source", source)) != source:
-        kept = keys_of(chosen) | {value.partition("=")[0].removeprefix("data.") for value in values}
-        tree["data"] = {key: value for key, value in data.items() if key in kept}
-    return tree
+def with_values(tree: Tree, *layers: Sequence[str]) -> Tree:
+    """A recipe's tables with layers of `key.sub=value` over them. Under other model.weights the recipe's own model
+    sizes, which follow from the weights, are dropped."""
+    if any(value.startswith("model.weights=") for values in layers for value in values):
+        tree = {**tree, "model": {}}
+    return layered(RunConfig, tree, *layers)
+
+
+def _keys(values: Sequence[str]) -> set[str]:
+    """The keys that these values set, and those that they clear."""
+    return set(flatten(layered(RunConfig, values)))
 
 
 OF_A_RUN = [f.name for f in fields(RunConfig)]
@@ -187,8 +188,7 @@ def read(recipe: str, heirs: tuple[Path, ...] = (), offered: Callable[[], list[s
         return tree
     if not isinstance(like, str):
         raise ConfigError(f"like in {path} must be the name or path of a recipe, not {like!r}")
-    inherited: Tree = merged(_of_a_run(read(like, (*heirs, path))), tree)
-    return inherited
+    return layered(RunConfig, _of_a_run(read(like, (*heirs, path))), tree)
 
 
 def _of_a_run(tree: Tree) -> Tree:
@@ -203,6 +203,23 @@ def run_tree(recipe: str) -> Tree:
 def run_config(recipe: str | None, values: Sequence[str] = ()) -> RunConfig:
     """The configuration of a run from a recipe (None: the defaults) and `key.sub=value` overrides."""
     return build(RunConfig, with_values(run_tree(recipe) if recipe else {}, values))
+
+
+def described(recipe: str) -> list[str]:
+    """What a recipe says of itself, and the values that it sets or inherits, as on the command line."""
+    file, tree = find(recipe, Path()), read(recipe)
+    comment = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    lines = [str(file), *(line.removeprefix("#").removeprefix(" ") for line in comment)]
+    lines += [f"{key}: {tree[key]}" for key in ("title", "cost") if key in tree]
+    lines += [f"  {key}={_as_given(value)}" for key, value in flatten(_of_a_run(tree)).items()]
+    variants = load(recipe).variants if "variants" in tree else {}
+    return lines + [f"variant {name}: {' '.join(each.set)}" for name, each in variants.items()]
+
+
+def _as_given(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load(recipe: str) -> Recipe:

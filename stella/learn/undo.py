@@ -37,7 +37,9 @@ def drop(home: "Home") -> str:
 def rollback(home: "Home", number: int) -> None:
     """Go back to the state after an earlier round. Later rounds move to undone/; their clips count as new."""
     if not 1 <= number < home.current:
-        known = f"from 1 to {home.current - 1}" if home.current > 1 else "there are none"
+        if home.current < 2:
+            raise StellaError(f"--rollback {number}: {home.in_use} and there is none before it")
+        known = f"from 1 to {home.current - 1}"
         raise StellaError(f"--rollback {number} must be a round before the one in use, {home.current}: {known}")
     kept = f"(kept: {', '.join(map(str, home.kept)) or 'none'})"
     if number not in home.kept:

@@ -47,10 +47,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """Size, place and form of the rehearsal memory. Set exactly one of `clips` and `bytes`, the other to none."""
+    """Size, place and form of the rehearsal memory, whose size is given in clips or in bytes."""
 
-    clips: int | None = 2000  # capacity in clips
-    bytes: int | None = None  # capacity in bytes
+    either: ClassVar[tuple[str, ...]] = ("clips", "bytes")
+
+    clips: int | None = 2000  # capacity in clips; none: that of the bytes
+    bytes: int | None = None  # capacity in bytes, instead of clips
     device: Literal["cpu", "model"] = "model"  # "model": on the model's device; "cpu" if the GPU has no room
     codec: Literal["dct"] | None = None  # dct: clips as DCT coefficients, in a seventh to a ninth of the bytes
 

@@ -38,7 +38,8 @@ def config_tables(section: str | None) -> list[Table]:
             if source in ("", tag):
                 tables.append(_section(title, tag, kind, {*known, *downstream}))
     if not tables:
-        raise StellaError(f"unknown section {section!r}; choose one of {', '.join(filter(None, known))}, {TRANSFER}")
+        names = ", ".join(filter(None, known))
+        raise StellaError(f"unknown section {section!r}; choose one of {names}, {TRANSFER}, or give a recipe")
     return tables
 
 

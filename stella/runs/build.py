@@ -1,6 +1,6 @@
 """From a configuration to its method, and the checks before anything is built."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 
@@ -15,7 +15,7 @@ from stella.errors import ConfigError, StellaError
 from stella.methods import Method
 from stella.model import weights
 from stella.model.avm import AVM
-from stella.model.cav import CAV
+from stella.model.cav import CAV, preset
 from stella.model.grow import check_grows, grown
 from stella.peers import ALONE, Peers
 from stella.runs.config import RunConfig, machine, model_config
@@ -47,6 +47,14 @@ def check(config: RunConfig, started: bool = False, unbounded: bool = False, pee
             capacity = min(capacity, passes(config.data.train_tasks(cache=False), config.stream))
         here = peers.neighbours if str(place) == "cpu" else 1  # processes that share this place
         check_fits(capacity * each * here // peers.count, place)
+
+
+def without_effect(config: RunConfig, values: Sequence[str]) -> list[str]:
+    """A sentence on those of these `key.sub=value` that set the memory of a method that has none."""
+    method, given = methods.find(config.method), [value for value in values if value.startswith("memory.")]
+    if not given or method.columns(preset("tiny"), build(method.Config, config.args, "args.")) is not None:
+        return []
+    return [f"without effect: {', '.join(given)}, since {config.method} has no rehearsal memory"]
 
 
 def passes(tasks: Tasks, stream: StreamConfig) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from stella.clip import Device
-from stella.config import build, overridden, to_tree
+from stella.config import build, layered, to_tree
 from stella.data.skipped import Skipped
 from stella.data.tasks import FilesConfig, Tasks
 from stella.errors import StellaError, number_of
@@ -39,13 +39,16 @@ def evaluate_weights(
     if slow and not (folder and folder.slow_weights.exists()):
         raise StellaError(f"{model} has no slow weights; give a run that was trained with train.ema")
     tree = dict(recipe) if recipe else to_tree(stored_config(folder)) if folder else {}
+    own = tree.get("data", {})
+    if layered(RunConfig, tree, values).get("data", {}).get("source") != own.get("source"):
+        tree["data"] = {key: value for key, value in own.items() if key != "tasks"}  # another source has other tasks
     file = weights.find(model)  # refuses an unfinished run
     about = weights.describe(file)
     ours = about.format == weights.OURS
     if ours:  # the data take the model's sizes where they are not given
         sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
         tree["model"] = {"weights": str(file), **sizes}
-    config = settle(build(RunConfig, overridden(tree, values)))
+    config = settle(build(RunConfig, layered(RunConfig, tree, values)))
     with processes(config.train.patience_minutes, config.train.device) as peers:
         machine = runtime(config.train.device, config.train.precision)
         loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))
@@ -53,7 +56,7 @@ def evaluate_weights(
         shown = console if console is not None and peers.first else Console(quiet=True)
         clips = number_of(sum(len(source) for _, source in tasks), "clip")
         say(shown, f"evaluating {model} on {clips} of {number_of(len(tasks), 'task')}, {which}", "dim")
-        if not folder and "source" not in overridden(dict(recipe or {}), values).get("data", {}):
+        if not folder and "source" not in layered(RunConfig, recipe or {}, values).get("data", {}):
             say(shown, "for clips of your own give data.source=folder data.path=VIDEOS", "dim")
         stream = replace(config.stream, batch_size=config.evaluate.batch)
         place, skipped = machine.device, Skipped()

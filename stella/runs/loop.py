@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from stella.config import build, merged, overridden, to_tree
+from stella.config import build, layered, to_tree
 from stella.data.config import DataConfig
 from stella.data.lengths import too_short
 from stella.data.skipped import in_words
@@ -40,14 +40,17 @@ from stella.train.processes import job, processes, restarts
 from stella.train.trainer import Trainer
 
 Models = tuple[CAV, AVM | None]
+RUNS = Path("runs/pretrain")  # the folder of a run that is given none; of the next ones runs/pretrain-2, …
 
 
-def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: Console | None = None) -> RunResult:
-    """Train as configured in the folder `run`; with `resume` continue the run that is there, if there is one.
+def pretrain(
+    config: RunConfig, run: Path | str | None = None, resume: bool = False, console: Console | None = None
+) -> RunResult:
+    """Train as configured in the folder `run` (none: a new one); with `resume` continue the run that is there, if any.
 
     SIGTERM and Ctrl-C save a checkpoint and stop; the result then has an exit code.
     """
-    config, folder = settle(config), RunFolder(run)
+    config, folder, console = settle(config), RunFolder(run or _free(RUNS)), console or Console()
     again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
     with (
         processes(config.train.patience_minutes, config.train.device) as peers,
@@ -59,13 +62,17 @@ def pretrain(config: RunConfig, run: Path | str, resume: bool = False, console: 
             check(config, started, peers=peers)
         if started:
             if not resume and not came_back:
-                raise StellaError(f"{run} already holds a run; continue it with --resume, or choose another folder")
+                raise StellaError(
+                    f"{run} already holds a run; continue it with --resume {run}, or give this one a folder with --run"
+                )
             check_unchanged(folder, config)
             if folder.end is not None:
                 return replace(result_of(folder), speaks=peers.first)
+        elif run is None and peers.first:
+            say(console, f"new run in {folder.root}")
         with Stop() as stop:
             try:
-                done = Run(config, folder, console or Console(), stop, peers).go()
+                done = Run(config, folder, console, stop, peers).go()
                 return replace(done, speaks=peers.first)
             except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
                 if stop.signal is None:
@@ -82,13 +89,22 @@ def resume(
     """Continue a run with its own configuration; a recipe and `overrides` may only change what no result depends on."""
     folder = RunFolder(run)
     stored_config(folder)
-    tree = overridden(merged(folder.read_config(), recipe or {}), overrides)
+    tree = layered(RunConfig, folder.read_config(), recipe or {}, overrides)
     finished = folder.end is not None
     result = pretrain(build(RunConfig, tree), run, resume=True, console=console)
     if finished and result.speaks:
         go_on = f"stella learn HOME SRC… --from {run}"
         say(console or Console(), f"{run} is finished: nothing is left to do; to go on with new clips: {go_on}")
     return result
+
+
+def _free(root: Path) -> Path:
+    """This folder, or the first of root-2, root-3, … that is not there; of what torchrun starts again the last one."""
+    number, last, free = 1, None, root
+    while free.exists():
+        number, last = number + 1, free
+        free = root.with_name(f"{root.name}-{number}")
+    return last if last and _came_back(RunFolder(last)) else free
 
 
 def _came_back(folder: RunFolder) -> bool:

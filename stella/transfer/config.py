@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stella.config import build, check_values, merged, overridden, to_tree
+from stella.config import build, check_values, merged, nearest, overridden, to_tree
 from stella.data.config import DataConfig, is_embedded
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
@@ -115,7 +115,7 @@ EMBEDDED: dict[str, dict[str, Any]] = {
 def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Sequence[str] = ()) -> TransferConfig:
     """The configuration of a task on `data` (None: scenes), with `key.sub=value` overrides."""
     if task not in DOWNSTREAM:
-        raise ConfigError(f"unknown task {task!r}; choose one of {', '.join(DOWNSTREAM)}")
+        raise ConfigError(f"unknown task {task!r}{nearest(task, DOWNSTREAM)} (known: {', '.join(DOWNSTREAM)})")
     given = overridden({"data": dict(data or {})}, values)
     tree = merged({"task": task}, PAPER[task])
     if is_embedded(given["data"].get("source")):

@@ -58,7 +58,7 @@ def test_help_names_every_command() -> None:
             ["compare", "--methods", "stella,finetune", "args.beta=1"],
             "finetune: unknown key args.beta: finetune takes no arg",
         ),
-        (["compare", "--methods", "er,lore"], "unknown method 'lore'"),
+        (["compare", "--methods", "er,lore"], "error: unknown method 'lore'"),
         (["report", "."], "holds no run"),
         (["report", ".", "nowhere"], "nowhere is not a folder; give the folder of a run"),
         (["pretrain", "data.source=folder", "data.path=/no/such/folder"], "/no/such/folder is not a folder"),
@@ -143,11 +143,26 @@ def test_a_wheel_has_every_file_of_the_package() -> None:
 def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ("data.tasks=['task1']", "data.clips=8", "data.eval_clips=4", "stream.batch_size=8", "stream.epochs=1")
-    done = run.invoke(app, ["pretrain", "scenes", "method=finetune", "train.device=cpu", *tiny])
-    assert done.exit_code == 0 and (tmp_path / "runs" / "latest" / "model.safetensors").exists(), done.output
-    assert read_json(tmp_path / "runs" / "latest" / "config.json")["train"]["lr"] == 5e-4
+    for folder in ("pretrain", "pretrain-2"):  # a run without --run takes a new one
+        done = run.invoke(app, ["pretrain", "scenes", "method=finetune", "train.device=cpu", *tiny])
+        assert done.exit_code == 0 and done.output.startswith(f"new run in runs/{folder}\n"), done.output
+        assert (tmp_path / "runs" / folder / "model.safetensors").exists()
+        assert read_json(tmp_path / "runs" / folder / "config.json")["train"]["lr"] == 5e-4
+    again = run.invoke(app, ["pretrain", "scenes", "--run", "runs/pretrain"])
+    assert "runs/pretrain already holds a run; continue it with --resume runs/pretrain," in str(again.exception)
     shown = run.invoke(app, ["evaluate", "base-tiny", "scenes", "data.eval_clips=4", "train.device=cpu"])
     assert shown.exit_code == 0 and "in a gallery of 24 clips" in shown.output, shown.output
+
+
+def test_config_shows_what_a_recipe_sets_and_inherits(tmp_path: Path) -> None:
+    shown = run.invoke(app, ["config", "scenes"]).output.splitlines()
+    assert shown[0].endswith("scenes.toml") and shown[1].startswith("Continual pre-training on scenes")
+    assert {"  model.weights=base-tiny", "  memory.bytes=71939200", "  stream.augment=false"} <= set(shown)
+    (tmp_path / "own.toml").write_text('# Mine.\nlike = "scenes"\n[memory]\nclips = 9\n[data]\ntasks = ["a", "b"]\n')
+    own = run.invoke(app, ["config", str(tmp_path / "own.toml")]).output.splitlines()
+    assert own[1] == "Mine." and {"  memory.clips=9", "  memory.bytes=none", "  data.tasks=a,b"} < set(own)
+    table = run.invoke(app, ["config", "table1"]).output.splitlines()
+    assert "variant gmed: method=gmed memory.clips=204 memory.bytes=none" in table
 
 
 def test_the_version_is_told() -> None:
@@ -228,7 +243,9 @@ def test_pretrain_resume_evaluate_report(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("[train]\nlr = 0.5\n")
     other = run.invoke(app, ["pretrain", str(tmp_path / "other.toml"), "--resume", one])
     assert other.exit_code and "train.lr was 0.0001 and is now 0.5" in str(other.exception)
-    assert run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two]).exit_code == 0
+    other = run.invoke(app, ["pretrain", "method=finetune", *SHORT, "--run", two])
+    no_memory = "without effect: memory.clips=8, since finetune has no rehearsal memory"
+    assert other.exit_code == 0 and no_memory in other.output and "without effect" not in done.output
     measured = run.invoke(app, ["evaluate", one])
     assert measured.exit_code == 0 and "in a gallery of 12 clips" in measured.output and "class" in measured.output
     mean = next(line for line in measured.output.splitlines() if line.split()[:1] == ["all"]).split()[-1]

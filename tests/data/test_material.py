@@ -213,6 +213,15 @@ def test_a_rehearsal_tells_and_writes_nothing(vggsound: Path, tmp_path: Path) ->
     assert "1 class of no task" in text and "damaged archive" in text
 
 
+def test_a_run_and_its_rehearsal_count_missing_clips_alike(vggsound: Path, tmp_path: Path) -> None:
+    (vggsound / "vggsound_01.tar.gz").unlink()
+    given: dict[str, Any] = {"csv": [tmp_path / "vggsound.csv"], "only": "continual-vs"}
+    told = [line for line in prepare.rehearse(vggsound, tmp_path / "dst", **given) if line.startswith("missing: ")]
+    assert told and told == [
+        part for part in str(run(vggsound, tmp_path / "dst", **given)).split("; ") if "missing: " in part
+    ]
+
+
 def test_a_corrupt_middle_loses_the_rest_and_says_so(tmp_path: Path, videos: list[bytes]) -> None:
     path = pack(tmp_path / "src" / "all.tar", {f"{n}.mp4": videos[n] for n in range(3)})
     data = bytearray(path.read_bytes())
@@ -303,7 +312,8 @@ def test_odd_clips_are_counted_and_left_out_if_asked(tmp_path: Path) -> None:
     write(src / "short.mp4", moving[:4], tone(0.5, 16_000), fps=8)
     write(src / "fine.mp4", moving, tone(1.0, 16_000), fps=8)
     kept = run(src, tmp_path / "all")
-    assert kept.clips == 4 and kept.odd == {"still picture": 1, "silent": 1, "short": 1} and "kept: " in str(kept)
+    assert kept.clips == 4 and kept.odd == {"still picture": 1, "silent": 1, "short": 1}
+    assert "kept: " in str(kept) and "1 short (less than 0.9 s)" in str(kept)
     fewer = run(src, tmp_path / "some", leave=["still picture", "silent", "short"])
     assert fewer.clips == 1 and fewer.left_out == {"still picture": 1, "silent": 1, "short": 1} and not fewer.skipped
     with pytest.raises(StellaError, match="leave was"):

@@ -324,6 +324,16 @@ def test_files_that_are_gone_are_named(tmp_path: Path) -> None:
     assert summary.gone == ("b.mp4",) and "gone: 1 file whose clips remain, b.mp4" in str(summary)
 
 
+def test_of_several_folders_only_files_that_are_in_none_are_gone(tmp_path: Path) -> None:
+    for number, name in enumerate(("one/a.mp4", "one/b.mp4", "two/c.mp4")):
+        write_video(tmp_path / name, seed=number)
+    run(tmp_path / "one", tmp_path / "dst")
+    second = run(tmp_path / "two", tmp_path / "dst")
+    assert (second.clips, second.added, second.gone) == (3, 1, ()) and "gone" not in str(second)
+    (tmp_path / "one" / "b.mp4").unlink()
+    assert run(tmp_path / "two", tmp_path / "dst").gone == ("b.mp4",)
+
+
 def test_without_one_usable_clip_the_command_fails(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.mp4").write_text("hello")

@@ -83,6 +83,24 @@ def test_a_recipe_inherits_a_run_and_nothing_else(tmp_path: Path) -> None:
     assert run_config(None, ["seed=3"]) == RunConfig(seed=3)
 
 
+def test_a_memory_is_given_in_clips_or_in_bytes_by_the_last_layer_that_does(tmp_path: Path) -> None:
+    """Defaults, a recipe, what it is like, the command line, an order, a variant."""
+    in_clips = write(tmp_path / "clips.toml", 'like = "scenes"\n[memory]\nclips = 9\n')
+    for recipe, values, clips, room in (
+        (None, ["memory.bytes=3000000"], None, 3_000_000),
+        ("scenes", ["memory.clips=500"], 500, None),
+        (in_clips, [], 9, None),
+        (in_clips, ["memory.bytes=5"], None, 5),
+    ):
+        memory = run_config(recipe, values).memory
+        assert (memory.clips, memory.bytes) == (clips, room)
+    text = 'title = "t"\ncost = "c"\n[orders.one]\n[variants]\nown = { label = "o", set = ["memory.bytes=7"] }\n'
+    recipe = load(write(tmp_path / "two.toml", f'like = "clips.toml"\n{text}plain = {{ label = "p", set = [] }}\n'))
+    sizes = {name: recipe.config("one", name, ["memory.clips=4"]).memory for name in recipe.variants}
+    assert [(each.clips, each.bytes) for each in sizes.values()] == [(None, 7), (4, None)]
+    assert recipe.shadowed(["memory.clips=4"]) == ["memory.clips=4 does not apply to own: a variant's own value wins."]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -321,7 +339,7 @@ def test_the_shuffled_continual_vs_has_the_papers_batch() -> None:
     sizes = {key: config.stream.batch_size for key, config in made.items()}
     assert sizes == {"original/er": 48, "shuffled/er": 36, "original/stella++": 80, "shuffled/stella++": 60}
     said = load("continual-vs").shadowed(["stream.batch_size=8"])
-    assert any("the order shuffled: its own stream.batch_size wins" in line for line in said)
+    assert any("the order shuffled: its own value wins" in line for line in said)
 
 
 @pytest.mark.parametrize(

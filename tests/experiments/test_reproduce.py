@@ -98,9 +98,8 @@ def test_a_variant_is_its_own_whatever_is_overridden() -> None:
 def test_overrides_that_do_not_apply_to_a_variant_are_named(tmp_path: Path) -> None:
     said = load("table1").shadowed(["memory.bytes=1", "train.lr=1", "stream.batch_size=8"])
     assert said == [
-        "memory.bytes=1 does not apply to gmed, derpp-unlimited: a variant's own memory.bytes wins.",
-        "stream.batch_size=8 does not apply to stella++, stella++-steps, stella++-dct: "
-        "a variant's own stream.batch_size wins.",
+        "memory.bytes=1 does not apply to gmed, derpp-unlimited: a variant's own value wins.",
+        "stream.batch_size=8 does not apply to stella++, stella++-steps, stella++-dct: a variant's own value wins.",
     ]
     assert load("table1").shadowed(["memory.bytes=1"], only=["er"]) == []
     console = Console(file=io.StringIO(), width=200)

@@ -114,6 +114,9 @@ def test_rollback_makes_later_clips_new_again(three: Path, sources: list[str], t
     assert same(state(home), whole)
     with pytest.raises(StellaError, match="before the one in use, 3: from 1 to 2"):
         rollback(home, 3, quiet())
+    rollback(home, 1, quiet())
+    with pytest.raises(StellaError, match="--rollback 1: round 1 is in use and there is none before it"):
+        rollback(home, 1, quiet())
 
 
 def test_what_a_round_was_measured_with_is_there_after_a_rollback(sources: list[str], tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_it_says_which_clips_it_embeds_and_how_far_it_is(monkeypatch: pytest.Mon
     assert told == 2 * [("of", 8), ("embedding task2", 4), ("matching task2", 4)]
 
 
+def test_a_run_is_evaluated_on_another_source_without_the_keys_of_its_own(tmp_path: Path) -> None:
+    """Its sizes, its cache and its tasks are those of scenes."""
+    pretrain(quick("finetune", *SCENES), tmp_path, console=QUIET)
+    clips = Path(__file__).parents[1] / "data" / "clips"
+    values = ["data.source=folder", f"data.path={clips}", "stream.workers=1"]
+    found = evaluate_weights(str(tmp_path), None, values)
+    assert (found["tasks"], found["clips"], found["data"]["eval_clips"]) == (["all"], [10], 8)
+    with pytest.raises(StellaError, match=r"data\.size is not a key of data\.source=folder"):
+        evaluate_weights(str(tmp_path), None, [*values, "data.size=scenes"])
+
+
 def test_the_slow_weights_of_a_run_can_be_evaluated(tmp_path: Path) -> None:
     result = pretrain(quick("finetune", "train.ema=0.9", *SCENES), tmp_path / "run", console=QUIET)
     found, last = evaluate_weights(str(tmp_path / "run"), slow=True), result.evaluations[-1]

@@ -290,6 +290,7 @@ def test_a_changed_configuration_is_refused_with_the_key(whole: Whole) -> None:
         ("train.lr=0.5", "train.lr was 0.001 and is now 0.5"),
         ("seed=3", "seed was 0 and is now 3"),
         ("memory.clips=8", "memory.clips was 7 and is now 8"),
+        ("memory.bytes=1000", "memory.clips was 7 and is now none; memory.bytes was none and is now 1000"),
         ("memory.codec=dct", "memory.codec was none and is now 'dct'"),
         ("method=derpp", "method was 'er' and is now 'derpp'"),
     ):

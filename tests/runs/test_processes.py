@@ -99,6 +99,20 @@ def test_a_job_of_torchrun_goes_on_without_being_told(monkeypatch: pytest.Monkey
             pretrain(config, run)
 
 
+def test_what_torchrun_starts_again_finds_the_folder_that_it_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_tasks(monkeypatch, noise_tasks(("one",)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    taken = [pretrain(quick("finetune")).run for _ in range(2)]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    taken.append(pretrain(quick("finetune")).run)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    taken.append(pretrain(quick("finetune")).run)
+    assert [run.name for run in taken] == ["pretrain", "pretrain", "pretrain-2", "pretrain-2"]
+
+
 LONG = "stream.epochs=15"
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from stella.config import build, resolve, to_tree
 from stella.data.folder import FolderConfig
 from stella.errors import ConfigError, StellaError
-from stella.runs.build import check
+from stella.runs.build import check, without_effect
 from stella.runs.config import RunConfig, machine, model_config, settle
 from stella.runs.environment import environment
 from stella.runs.folder import RunFolder
@@ -76,6 +76,14 @@ def test_a_wrong_value_is_told_with_the_key_that_was_typed(values: str) -> None:
     with pytest.raises(StellaError) as refused:
         check(settle(resolve(RunConfig, None, values.split())))
     assert str(refused.value).startswith(key) and value in str(refused.value)
+
+
+def test_values_of_a_memory_that_a_method_does_not_have_are_told() -> None:
+    values = ["memory.codec=dct", "train.lr=1", "memory.clips=5"]
+    told = "without effect: memory.codec=dct, memory.clips=5, since multitask has no rehearsal memory"
+    for method, said in (("multitask", [told]), ("er", [])):
+        assert without_effect(resolve(RunConfig, None, [f"method={method}", *values]), values) == said
+    assert without_effect(resolve(RunConfig, None, ["method=multitask"]), ["train.lr=1"]) == []
 
 
 NAN = float("nan")

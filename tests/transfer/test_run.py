@@ -335,7 +335,8 @@ def test_a_run_resumes_with_the_weights_it_was_started_with(file: Path, tmp_path
 @pytest.mark.parametrize(
     ("task", "more", "sentence"),
     [
-        ("sing", (), "unknown task 'sing'; choose one of retrieval"),
+        ("sing", (), r"unknown task 'sing' \(known: retrieval, "),
+        ("clasify", (), r"unknown task 'clasify': did you mean classify\? \(known: "),
         ("retrieval", ("head.frozen=true",), "retrieval trains the backbone"),
         ("matching", ("head.frozen=false",), "frozen backbone"),
         ("classify", ("views=3",), "all the same without augmentation"),
