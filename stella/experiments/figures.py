@@ -56,14 +56,17 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _looks(names: list[str]) -> list[tuple[str, str]]:
-    """Colour and marker of each variant; one that has a method's name has its colour."""
+    """Colour and marker of each variant; one that has a method's name, or METHOD-dct, has its colour."""
     from stella.report.colours import LIGHT, colours
     from stella.report.svg import MARKERS
 
-    return [(LIGHT[colour], MARKERS[place % len(MARKERS)]) for place, colour in enumerate(colours(names))]
+    of = [name.removesuffix("-dct") for name in names]
+    own = dict(zip(dict.fromkeys(of), colours(list(dict.fromkeys(of))), strict=True))
+    return [(LIGHT[own[method]], MARKERS[place % len(MARKERS)]) for place, method in enumerate(of)]
 
 
 def _gap(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
+    """The gap after each task, a line for each variant; METHOD is dashed and hollow where METHOD-dct is beside it."""
     from stella.report.gap import Series, new_gap_figure
 
     known = {name: own for name, each in rows.items() if (own := [line for line in each if line.get("gaps")])}
@@ -72,7 +75,7 @@ def _gap(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
         curves = [[float(gap) for gap in line["gaps"].split()] for line in own]
         if len(curves[0]) > 1:  # not Multitask
             declines = [float(line["gap_decline"]) for line in own if line["gap_decline"]]
-            series.append(Series(recipe.variants[name].label, colour, marker, curves, declines))
+            series.append(Series(recipe.variants[name].label, colour, marker, curves, declines, f"{name}-dct" in known))
             tasks = max(tasks, *map(len, curves))
     return new_gap_figure(series, [f"task {number + 1}" for number in range(tasks)], GREY, WHITE) if series else None
 
