@@ -110,6 +110,7 @@ def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str
         axis.set_title(f"{label} ({plane['share']:.0%} of the variance)", fontsize=7.5, loc="left")
         axis.set_aspect("equal", adjustable="box")
         axis.tick_params(labelsize=6.5)
+        axis.locator_params(axis="x", nbins=4)  # so that the labels of neighbours keep apart
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False, ncols=2, fontsize=7.5)
     return figure
 
