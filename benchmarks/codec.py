@@ -23,12 +23,13 @@ from torch import Tensor
 
 from stella import codec
 from stella.bench.steps import make_trainer, step_times, warm_up
-from stella.clip import Batch, Source
+from stella.clip import SAMPLE_RATE, Batch, Source
 from stella.columns import Column, coded
 from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import SIZES, Scenes
 from stella.data.stream import Stream, StreamConfig
+from stella.media.fbank import LENGTH, SHIFT
 from stella.methods.base import clip_columns
 from stella.model.cav import preset
 from stella.runs.config import RunConfig
@@ -38,6 +39,7 @@ RATES = {
     "frames": [(48, 12, 12), (60, 16, 16), (64, 20, 20), (72, 16, 16), (80, 20, 20), (96, 24, 24), (120, 30, 30)],
     "spectrograms": [(72,), (88,), (104,), (120,), (136,), (152,)],
 }
+WHOLE = (round(2.56 * SAMPLE_RATE) - LENGTH) // SHIFT + 1  # steps of a spectrogram of 2.56 s before its padding
 Row = tuple[str, str, float, float]  # set, clip, PSNR, error of the spectrogram
 console = Console(width=120)
 
@@ -179,9 +181,10 @@ def picture(sets: dict[str, tuple[list[str], Batch]], file: Path) -> None:
         video, audio = decoded(seen)
         frames = [x[0, 1].permute(1, 2, 0) for x in (seen.video, video)]
         frames.append((8 * (frames[1].int() - frames[0].int()) + 128).clamp(0, 255))
-        sounds = [x[0, :256].T.float() for x in (seen.audio, audio)]
+        sounds = [x[0, :WHOLE].T.float() for x in (seen.audio, audio)]
         sounds.append(8 * (sounds[1] - sounds[0]))
-        limits = {"vmin": float(sounds[0].min()), "vmax": float(sounds[0].max()), "aspect": "auto", "origin": "lower"}
+        low, high = float(sounds[0].min()), float(sounds[0].max())
+        limits = {"vmin": low, "vmax": high, "aspect": "auto", "origin": "lower", "cmap": "magma"}
         p, e = float(psnr(video, seen.video)), float(error(audio, seen.audio))
         titles = name, f"decoded, {p:.1f} dB", "8 × difference", "spectrogram", f"decoded, error {e:.3f}"
         for axis, title, frame in zip(row[:3], titles, frames, strict=False):

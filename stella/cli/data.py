@@ -43,13 +43,14 @@ def look(
         say(f"skipped {error}", "yellow")
     if not good:
         raise StellaError(f"none of {number_of(len(bad), 'clip')} tried in {src} can be used; see the reasons above")
-    title = f"{task or Path(src).name} · {number_of(len(source), 'clip')}"
-    contact_sheet([each.clip for each in good], out, title, [each.title for each in good])
+    shown = f"{len(good)} of {number_of(len(source), 'clip')} shown"
+    place = f"folder {Path(src).resolve().name}" if Path(src).is_dir() else Path(src).name
+    contact_sheet([each.clip for each in good], out, f"{task or place}: {shown}", [each.title for each in good])
     for line in told(good, source):
         say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
     more = " (--clips for more)" if len(found) < len(source) else ""
-    say(f"{out}  {len(good)} of {number_of(len(source), 'clip')} shown{more}{tail}")
+    say(f"{out}  {shown}{more}{tail}")
 
 
 def prepare(

@@ -44,6 +44,11 @@ def is_embedded(source: object = None) -> bool:
     return any(kind.embedded for kind in kinds if kind.source == (source or kinds[0].source))
 
 
+def class_names(source: object) -> str:
+    """What the names of a source's classes mean, as a sentence; empty if nothing is said of it."""
+    return next((kind.class_names for kind in get_args(DataConfig) if kind.source == source), "")
+
+
 def data_config(tree: Mapping[str, Any]) -> DataConfig:
     """The config that `data.source` names, from a tree of plain values."""
     return cast(DataConfig, convert(tree, DataConfig, "data"))

@@ -34,6 +34,7 @@ class SourceConfig(ABC):
     least_workers: ClassVar[int] = 0  # worker processes that a run needs
     embedded: ClassVar[bool] = False  # small clips that ship with the package, for small models
     paths: ClassVar[tuple[str, ...]] = ()  # keys that are paths
+    class_names: ClassVar[str] = ""  # a sentence about what the names of its classes mean, if they need one
 
     source: str = ""
     tasks: tuple[str, ...] = ()  # names, in the order of training; empty: all

@@ -11,10 +11,11 @@ from stella.runs.folder import RunFolder
 
 GAP, METHODS = "gap", "methods"
 BOUNDS = {"derpp-unlimited": ("DER++, unlimited memory", (0, (4, 2))), "multitask": ("Multitask", (0, (1, 1.5)))}
+CLIPS_3 = "codec, 3 past clips"
 KINDS = {
     "": "as it is",
     "codec": "with the codec",
-    "codec, 3 draws": "with the codec, three past clips for each current one",
+    CLIPS_3: "with the codec, three past clips for each current one",
 }
 WHITE, GREY = "white", "#bbbbbb"
 STYLE: Any = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "grid.color": GREY}
@@ -55,14 +56,17 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _looks(names: list[str]) -> list[tuple[str, str]]:
-    """Colour and marker of each variant; one that has a method's name has its colour."""
+    """Colour and marker of each variant; one that has a method's name, or METHOD-dct, has its colour."""
     from stella.report.colours import LIGHT, colours
     from stella.report.svg import MARKERS
 
-    return [(LIGHT[colour], MARKERS[place % len(MARKERS)]) for place, colour in enumerate(colours(names))]
+    of = [name.removesuffix("-dct") for name in names]
+    own = dict(zip(dict.fromkeys(of), colours(list(dict.fromkeys(of))), strict=True))
+    return [(LIGHT[own[method]], MARKERS[place % len(MARKERS)]) for place, method in enumerate(of)]
 
 
 def _gap(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
+    """The gap after each task, a line for each variant; METHOD is dashed and hollow where METHOD-dct is beside it."""
     from stella.report.gap import Series, new_gap_figure
 
     known = {name: own for name, each in rows.items() if (own := [line for line in each if line.get("gaps")])}
@@ -71,7 +75,7 @@ def _gap(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
         curves = [[float(gap) for gap in line["gaps"].split()] for line in own]
         if len(curves[0]) > 1:  # not Multitask
             declines = [float(line["gap_decline"]) for line in own if line["gap_decline"]]
-            series.append(Series(recipe.variants[name].label, colour, marker, curves, declines))
+            series.append(Series(recipe.variants[name].label, colour, marker, curves, declines, f"{name}-dct" in known))
             tasks = max(tasks, *map(len, curves))
     return new_gap_figure(series, [f"task {number + 1}" for number in range(tasks)], GREY, WHITE) if series else None
 
@@ -96,7 +100,7 @@ def _methods(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
             found = [(kind, each) for kind, name in marks[row].items() if (each := spread(rows[name], column)).values]
             axis.plot([each.mean for _, each in found], [height] * len(found), color=GREY, lw=1.2, zorder=1)
             for kind, each in found:
-                look: dict[str, Any] = {"color": colour[row], "marker": "D" if "draws" in kind else "o", "ms": 5.5}
+                look: dict[str, Any] = {"color": colour[row], "marker": "D" if kind == CLIPS_3 else "o", "ms": 5.5}
                 look |= {"mfc": colour[row] if kind else WHITE, "capsize": 2}
                 axis.errorbar(each.mean, height, xerr=each.deviation or 0.0, **look)
         for name, (label, style) in BOUNDS.items():
@@ -111,7 +115,7 @@ def _methods(recipe: Recipe, rows: Mapping[str, Rows]) -> Any:
     used = {kind for kinds in marks.values() for kind in kinds}
     for kind, label in KINDS.items():
         if kind in used:
-            look = {"color": "dimgrey", "marker": "D" if "draws" in kind else "o", "mfc": "dimgrey" if kind else WHITE}
+            look = {"color": "dimgrey", "marker": "D" if kind == CLIPS_3 else "o", "mfc": "dimgrey" if kind else WHITE}
             axes[0].plot([], [], ls="", ms=5.5, label=label, **look)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure

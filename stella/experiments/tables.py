@@ -1,11 +1,14 @@
 """Our results beside the paper's, for the terminal and as Markdown; every heading says whose a column is."""
 
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +18,7 @@ from stella.experiments.ranks import kendall, mean_ranks, shared_seeds
 from stella.experiments.recipe import Recipe
 from stella.experiments.results import Rows, spread
 from stella.experiments.room import room
-from stella.report.tables import named_ceilings
+from stella.report.tables import named_ceilings, new_table
 
 SCALE = (
     "Columns headed “paper ({dataset})” are the paper's own: another model, on {clips}. Scenes and {dataset} "
@@ -165,22 +168,53 @@ def speed_sheet(recipe: Recipe, order: str, found: Mapping[str, Rows]) -> Sheet:
 
 
 def terminal(sheets: Sequence[Sheet]) -> RenderableType:
-    return Group(*(part for sheet in sheets for part in (_rich(sheet), Text("\n".join(sheet.notes), "dim"), "")))
+    return Group(*(part for sheet in sheets for part in (_Fitted(sheet), Text("\n".join(sheet.notes), "dim"), "")))
 
 
-def _rich(sheet: Sheet) -> Table:
-    title = Text.assemble((sheet.title, "bold"), (f"\n{sheet.about}" if sheet.about else "", "dim"))
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="")
-    for i, heading in enumerate(sheet.head):
-        dim = "dim" if heading.startswith("paper") else ""
-        table.add_column(heading, justify="right" if i else "left", style=dim, header_style=f"bold {dim}".strip())
+@dataclass(frozen=True)
+class _Fitted:
+    """A sheet as one table, or as several with the names in each: names wrap between words, figures stay whole."""
+
+    sheet: Sheet
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text.assemble((self.sheet.title, "bold"), (f"\n{self.sheet.about}" if self.sheet.about else "", "dim"))
+        left = list(range(1, len(self.sheet.head)))
+        while left:
+            tables = {count: _rich(self.sheet, left[:count]) for count in range(len(left), 0, -1)}
+            wide = options.update_width(sys.maxsize)
+            fit = [n for n, each in tables.items() if Measurement.get(console, wide, each).minimum <= options.max_width]
+            shown = max(fit, default=1)
+            yield tables[shown]
+            left = left[shown:]
+        yield ""
+
+
+def _rich(sheet: Sheet, columns: Sequence[int]) -> Table:
+    """A table of the names and these columns."""
+    table = new_table("further columns", sheet.head[0])
+    if columns[0] == 1:
+        table.title = None
+    for i in columns:
+        widest = max(len(row[i]) for row in (*sheet.rows, *sheet.below))
+        lines = _wrapped(sheet.head[i], widest)
+        dim = "dim" if sheet.head[i].startswith("paper") else ""
+        look: Any = {"style": dim, "header_style": f"bold {dim}".strip(), "justify": "right", "no_wrap": True}
+        table.add_column("\n".join(lines), min_width=max([widest, *map(len, lines)]), **look)
     for row in sheet.rows:
-        table.add_row(*map(Text, row))
-    if sheet.below:
+        table.add_row(*(Text(row[i]) for i in (0, *columns)))
+    if below := [row for row in sheet.below if any(row[i] for i in columns)]:
         table.add_section()
-    for row in sheet.below:
-        table.add_row(*map(Text, row), style="dim")
+        for row in below:
+            table.add_row(*(Text(row[i]) for i in (0, *columns)), style="dim")
     return table
+
+
+def _wrapped(heading: str, width: int) -> list[str]:
+    """Lines of whole words, of this width where its words allow; an arrow stays with its word."""
+    bound = heading.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓")
+    lines = textwrap.wrap(bound, width or 1, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def markdown(name: str, sheets: Sequence[Sheet]) -> str:

@@ -59,7 +59,7 @@ def render(home: Home) -> str:
         measured=f"{last['gallery']:,}" if last else "",
         curves=_curves(shown, 4.3 if lost else 7.6) if measured else None,
         lost=lost,
-        memory=_memory(last["memory"], shown) if last and last["memory"] else None,
+        memory=_memory(last["memory"], shown) if last and last["memory"] and len(shown) > 1 else None,
         sources=list((last["memory"] or {}).get("sources", {}).items()) if last else [],
         held=_held(last["memory"]) if last and last["memory"] else "",
         worst=[_picture(home, each) for each in (last["worst"] if last else [])],
@@ -162,7 +162,7 @@ def by_chance(held: int, history: Sequence[Line]) -> list[float]:
 
 @styled
 def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
-    """How many clips of the memory came in each round, beside what chance would keep."""
+    """How many clips of the memory came in each of several rounds, beside what chance would keep."""
     counts = memory["rounds"]
     expected = by_chance(sum(counts), history)
     figure, [axis] = new_figure(7.6, 2.1)
@@ -174,9 +174,11 @@ def _memory(memory: dict[str, Any], history: Sequence[Line]) -> Markup:
         lw=1.2,
         label="what chance would keep",
     )
-    axis.set(xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.3 * max([1, *counts])))
+    axis.set(
+        xlabel="round", ylabel="clips in memory", xlim=(0.4, len(counts) + 0.6), ylim=(0, 1.05 * max([1, *counts]))
+    )
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axis.legend(frameon=False, loc="upper left")
+    axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
     axis.grid(axis="y")
     return to_svg(figure, "clips in memory by round")
 

@@ -135,7 +135,8 @@ def write_found(found: Found, out: Path, caveat: str = "") -> None:
 
 def _card(hit: Hit, out: Path) -> dict[str, Any]:
     return {
-        "name": plain(hit.path),
+        "name": plain(Path(hit.path).name),
+        "folder": "" if (folder := Path(hit.path).parent.as_posix()) == "." else plain(folder),
         "label": plain(_own_label(hit) or ""),
         "moment": f"{clock(hit.start)} – {clock(hit.end)}",
         "score": f"{hit.score:z.3f}",

@@ -28,7 +28,7 @@ class Series:
     marker: str
     curves: list[list[float]]
     declines: list[float]
-    slow: bool = False
+    hollow: bool = False  # and dashed
 
 
 @styled
@@ -57,12 +57,13 @@ def gaps(groups: Sequence[Group]) -> Markup | None:
 def new_gap_figure(found: Sequence[Series], names: Sequence[str], line: str, paper: str) -> Any:
     """Lines of the gap on the left, its decline on the right."""
     rows = -(-len(found) // 6)
-    figure, (left, right) = new_figure(8.6, 2.9 + 0.2 * rows, columns=2, width_ratios=[1.9, 1])
+    height = 2.9 + 0.2 * rows + 0.15 * max(0, len(found) - 6)  # many lines need room
+    figure, (left, right) = new_figure(8.6, height, columns=2, width_ratios=[1.9, 1])
     for each in found:
         look = {"color": each.colour, "marker": each.marker, "ms": 4.5, "label": each.label}
-        look |= {"lw": 1.0 if each.slow else 1.7, "ls": DASHED if each.slow else "-"}
+        look |= {"lw": 1.0 if each.hollow else 1.7, "ls": DASHED if each.hollow else "-"}
         curves = [np.array(curve) for curve in each.curves]
-        band(left, np.arange(max(map(len, curves))), curves, mfc=paper if each.slow else None, **look)
+        band(left, np.arange(max(map(len, curves))), curves, mfc=paper if each.hollow else None, **look)
     left.set_xticks(range(len(names)), names)
     left.set(xlabel="after", ylabel="distance of the centroids", ylim=(0, 1.06 * left.get_ylim()[1]))
     left.grid(axis="y")
@@ -71,7 +72,7 @@ def new_gap_figure(found: Sequence[Series], names: Sequence[str], line: str, pap
     for row, each in enumerate(declines):
         mean, deviation = np.mean(each.declines), np.std(each.declines, ddof=1) if len(each.declines) > 1 else None
         right.plot(each.declines, [row] * len(each.declines), "o", ms=3, color=each.colour, alpha=0.45, mew=0)
-        face = paper if each.slow else each.colour
+        face = paper if each.hollow else each.colour
         right.errorbar(mean, row, xerr=deviation, fmt=each.marker, ms=5, color=each.colour, mfc=face, capsize=3)
     right.set_yticks(range(len(declines)), [each.label for each in declines])
     low, high = right.get_xlim()
@@ -109,6 +110,7 @@ def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str
         axis.set_title(f"{label} ({plane['share']:.0%} of the variance)", fontsize=7.5, loc="left")
         axis.set_aspect("equal", adjustable="box")
         axis.tick_params(labelsize=6.5)
+        axis.locator_params(axis="x", nbins=4)  # so that the labels of neighbours keep apart
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False, ncols=2, fontsize=7.5)
     return figure
 

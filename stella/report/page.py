@@ -3,6 +3,7 @@
 This module computes what the page shows; `templates/` and `page.css` decide how it looks.
 """
 
+import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from stella.data.config import class_names
 from stella.data.skipped import in_words
 from stella.errors import StellaError, number_of, plain
 from stella.evaluate.forgetting import Accuracy
@@ -108,7 +110,7 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
     top = max((float(acc.max()) for several in matrices for acc in several if acc.size), default=0.0) or 1.0
     return TEMPLATES.get_template("templates/page.html.j2").render(
         title="STELLA: " + ", ".join([g.label for g in groups] or ["downstream tasks"]),
-        heading="Continual pre-training" if groups else "What the models are good for",
+        heading=_heading(groups) if groups else "What the models are good for",
         story=(_story(groups, cues) if groups else []) + story(downstream or {}),
         facts=_facts(records, groups) if groups else [],
         notes=[f"{warning}." for warning in [unlike(records)] if warning] + unfinished + _notes(records),
@@ -122,6 +124,18 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
         downstream=downstream,
         methods=[_method(g, colour) for g, colour in zip(groups, own, strict=True)],
     )
+
+
+def _heading(groups: Sequence[Group]) -> str:
+    """What was trained, and on which data."""
+    names = list(dict.fromkeys(g.runs[0].title for g in groups))
+    listed = names if len(names) <= IN_STORY else [number_of(len(names), "method")]
+    sources = sorted({str(_source(run)) for g in groups for run in g.runs})
+    return f"Continual pre-training: {plain(', '.join(listed))} on {plain(', '.join(sources))}"
+
+
+def _source(run: RunRecord) -> object:
+    return run.config.get("data", {}).get("source", "unknown data")
 
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
@@ -164,13 +178,18 @@ def _facts(records: Sequence[RunRecord], groups: Sequence[Group]) -> list[str]:
     commits = sorted({str(place["commit"])[:10] for place in places if place.get("commit")})
     machines = {_machine(run.environment) for run in records} - {""}
     return [
-        number_of(len(records), "run"),
+        f"{number_of(len(records), 'run')} in {_folder(records)}",
         number_of(len(groups), "configuration"),
         *(number_of(n, "task") for n in tasks if len(tasks) == 1),
         *(f"gallery of {number_of(n, 'clip')}" for n in gallery if len(gallery) == 1),
         *([f"commit {', '.join(commits)}"] if commits else []),
         *(machines if len(machines) == 1 else []),
     ]
+
+
+def _folder(records: Sequence[RunRecord]) -> str:
+    """The name of the folder that holds all of them."""
+    return plain(Path(os.path.commonpath([run.path.resolve().parent for run in records])).name or "/")
 
 
 def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[str, Any]:
@@ -223,6 +242,8 @@ def _method(g: Group, colour: int) -> dict[str, Any]:
         "about": f"{about[0].upper()}{about[1:]}." if about else "",
         "examples": examples,
         "heat": any(query["heat"] for query in examples),
+        "framed": any(hit["right"] for query in examples for hit in query["found"]),
+        "class_names": class_names(_source(g.runs[0])),
         "fading": _fading(g),
         "held": _held(g),
         "figures": {draw.__name__: draw(g) for draw in (*plots.PANELS, gap.gap)},

@@ -29,7 +29,7 @@ def comparison(groups: Sequence[Group], ceilings: Mapping[str, float] | None) ->
     own = colours([group.method for group in groups])
     dots = [(SERIES[own[i]], bool(slow), one) for i, slow, one in shown]
     (accuracy, left), (forgetting, right) = (_dots(dots, name, width) for name, width in (("A", 4.3), ("F", 3.3)))
-    _ceiling_lines(left, ceilings or {})
+    _ceiling_lines(left, ceilings or {}, right)
     left.set(xlabel="accuracy A, % (higher is better)", xlim=(min(0, left.get_xlim()[0]), left.get_xlim()[1]))
     right.set(xlabel="forgetting F (lower is better)", xlim=_reach(right, [one.spread("F") for *_, one in dots]))
     right.axvline(0, color=FAINT, lw=0.8)
@@ -65,8 +65,9 @@ def _reach(axis: Any, spreads: Sequence[Spread]) -> tuple[float, float]:
     return (low - room if any(s.values and s.mean < room for s in spreads) else low), high
 
 
-def _ceiling_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
-    """Vertical lines at the ceilings within the axis; those beyond would compress the methods' dots."""
+def _ceiling_lines(axis: Any, ceilings: Mapping[str, float], beside: Any) -> None:
+    """Vertical lines at the ceilings within the axis; those beyond would compress the methods' dots. The axis beside
+    it leaves as much room for their names, so that rows of both are level."""
     reach = axis.get_xlim()[1]
     ends: list[float] = []  # right end of the last label on each level
     for name, value in sorted(ceilings.items(), key=lambda item: item[1]):
@@ -77,7 +78,9 @@ def _ceiling_lines(axis: Any, ceilings: Mapping[str, float]) -> None:
         label = CEILINGS.get(name, name).removesuffix(" alone")
         ends[level : level + 1] = [value + 0.022 * reach * (len(label) + 1)]
         above = {"xytext": (1, 2 + 8 * level), "textcoords": "offset points", "clip_on": False}
-        axis.annotate(label, (value, -0.75), **above, color=FAINT, fontsize=7, va="bottom", ha="left")
+        look: dict[str, Any] = {**above, "color": FAINT, "fontsize": 7, "va": "bottom", "ha": "left"}
+        axis.annotate(label, (value, -0.75), **look)
+        beside.annotate(" ", (0, -0.75), **look)
 
 
 @styled

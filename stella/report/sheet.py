@@ -28,23 +28,22 @@ def contact_sheet(
 
     frames = len(clips[0].video)
     tallest = max(clip.video.shape[-2] / clip.video.shape[-1] for clip in clips)
-    height = max(1.0, 1.45 * tallest) + 0.3  # with a line of text
-    figure = Figure(figsize=(1.45 * frames + 4.2, height * len(clips) + 0.5), layout="constrained")
-    axes = figure.subplots(len(clips), frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)
+    height = max(1.0, 1.45 * tallest) + 0.42  # with its title above and the times below
+    figure = Figure(figsize=(1.45 * frames + 4.2, height * len(clips) + 0.4), layout="constrained")
     figure.suptitle(title, fontsize=11)
     above = titles or [clip.labels.name or clip.id for clip in clips]
-    for row, clip, name in zip(axes, clips, above, strict=True):
+    for part, clip, name in zip(figure.subfigures(len(clips), 1, squeeze=False).flat, clips, above, strict=True):
+        shown = plain(name)
+        shown = shown if len(shown) <= LONGEST else f"…{shown[1 - LONGEST :]}"
+        part.suptitle(shown, x=0.005, ha="left", fontsize=8)
+        row = part.subplots(1, frames + 1, width_ratios=[1.0] * frames + [2.9], squeeze=False)[0]
         for i, axis in enumerate(row[:frames]):
             axis.imshow(clip.video[i].permute(1, 2, 0).numpy())
             if clip.labels.mask is not None and clip.labels.mask[i].any():
                 axis.contour(clip.labels.mask[i].float().numpy(), levels=[0.5], colors="white", linewidths=1.2)
             if times is not None:
-                axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=1)
+                axis.set_xlabel(f"{times[i]:.2f} s", fontsize=7, labelpad=4)
             axis.set(xticks=[], yticks=[])
-        shown = plain(name)
-        shown = shown if len(shown) <= LONGEST else f"…{shown[1 - LONGEST :]}"
-        place = {"xytext": (0, 4), "textcoords": "offset points", "fontsize": 8}
-        row[0].annotate(shown, (0, 1), xycoords="axes fraction", **place).set_in_layout(False)  # wider than its frame
         _spectrogram(row[frames], clip)
     save(figure, path)
 
@@ -60,6 +59,7 @@ def _spectrogram(axis: Any, clip: Clip) -> None:
             axis.axvspan(i * part, (i + 1) * part, 0.95, 1, color="#4cc9f0")
     axis.set(yticks=[], xlim=(0, seconds))
     axis.tick_params(labelsize=7)
+    axis.xaxis.set_major_formatter("{x:g} s")
     axis.set_ylabel("mel", fontsize=7)
 
 

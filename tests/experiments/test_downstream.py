@@ -101,7 +101,7 @@ def test_the_gap_is_a_column_where_a_recipe_asks_for_it(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     show("modality_gap", tmp_path / "results.csv", console)
     said = console.export_text()
-    assert "0.457 ± 0.000" in said and "ours gap decline" in said
+    assert "0.457 ± 0.000" in said and "ours gap decline" in (tmp_path / "reproduce.md").read_text()
 
 
 def test_a_picture_of_attention(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_the_gap_has_a_line_for_each_variant_that_was_measured_after_each_task(t
     assert [each.get_label() for each in left.lines] == ["LPIS only", "STELLA"]
     assert left.lines[1].get_color() == LIGHT[OF_METHOD["stella"]] != left.lines[0].get_color()
     assert not figures.draw(recipe, "original", found("modality_gap", er=rows["er"]), tmp_path / "a.png")
+    left, _ = figures._gap(recipe, {name: [line] for name in ("er", "lump", "er-dct")}).axes
+    assert [each.get_color() for each in left.lines] == [LIGHT[OF_METHOD[name]] for name in ("er", "lump", "er")]
+    assert [(each.get_linestyle(), each.get_mfc() == "white") for each in left.lines[::2]] == [
+        ("--", True),
+        ("-", False),
+    ]
 
 
 def test_pairs_of_those_runs_that_have_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from stella.experiments.room import room
 from stella.runs.record import Spread
 
 VARIANTS = load("table1").variants
-LABELS = {name: each.label.replace("3 draws", "3 past clips") for name, each in VARIANTS.items()}
+LABELS = {name: each.label for name, each in VARIANTS.items()}
 CELLS = {"A": 2, "F": 3, "slow_A": 4, "slow_F": 5}
 
 

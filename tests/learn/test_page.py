@@ -34,6 +34,16 @@ def test_figures_name_the_round_they_are_of(three: Path, tmp_path: Path) -> None
     assert "fell most in round 4, which is kept apart, among the 9 measured." in page
 
 
+def test_one_round_alone_has_no_bars(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to compare it with; what is held is told."""
+    history, drawn = Home(three).history(), "clips in memory by round"
+    assert drawn in render(Home(three))
+    first = history[0] | {"memory": history[-1]["memory"] | {"rounds": [7]}}
+    monkeypatch.setattr(Home, "history", lambda self: [first])
+    page = render(Home(three))
+    assert drawn not in page and "<p>After round 1: " in page and "<th>clips in memory</th>" in page
+
+
 def test_matching_says_of_how_many_pairs_it_is(three: Path, tmp_path: Path) -> None:
     home = Home(copy(three, tmp_path / "home"))
     last = home.history()[-1]

@@ -1,12 +1,15 @@
 """Colours of methods, and figures of the modality gap."""
 
 import re
+from itertools import combinations
+from math import dist
 from pathlib import Path
 
 import pytest
 from helpers.run_files import write_run
 
 import stella.report
+from stella.experiments.recipe import load
 from stella.files import write_json
 from stella.methods import METHODS
 from stella.report import gap
@@ -19,6 +22,13 @@ def test_every_method_has_a_colour_of_its_own_whoever_is_beside_it() -> None:
     assert OF_METHOD.keys() == METHODS.keys() and len(set(OF_METHOD.values())) == len(METHODS) <= len(SERIES)
     for shown in (["stella"], ["er", "stella"], ["stella", "chorus", "finetune", "er"], list(METHODS)):
         assert colours(shown) == [OF_METHOD[name] for name in shown]
+
+
+def test_methods_that_are_compared_have_colours_that_can_be_told_apart() -> None:
+    compared = [name for name in load("table1").variants if name in OF_METHOD]
+    shown = {name: [int(LIGHT[OF_METHOD[name]][i : i + 2], 16) for i in (1, 3, 5)] for name in compared}
+    for (one, a), (other, b) in combinations(shown.items(), 2):
+        assert dist(a, b) > 45, (one, other)  # a step of a hundred is easily seen, one of forty is not
 
 
 def test_a_second_run_of_a_method_takes_a_colour_that_is_free() -> None:
@@ -39,7 +49,7 @@ def test_files_have_the_colours_of_the_page() -> None:
 def test_lines_and_declines_are_drawn_of_every_series() -> None:
     series = [
         gap.Series("ER", "red", "o", [[0.5, 0.4], [0.5, 0.3]], [0.1, 0.2]),
-        gap.Series("ER, slow weights", "red", "o", [[0.5, 0.45]], [0.05], slow=True),
+        gap.Series("ER, slow weights", "red", "o", [[0.5, 0.45]], [0.05], hollow=True),
     ]
     left, right = gap.new_gap_figure(series, ["task1", "task2"], "grey", "white").axes
     assert [line.get_label() for line in left.lines] == ["ER", "ER, slow weights"]

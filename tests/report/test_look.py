@@ -13,7 +13,7 @@ from stella.data import workers as pool
 from stella.data.pack import pack
 from stella.data.prepare import prepare
 from stella.errors import plain
-from stella.report import fonts, look
+from stella.report import fonts, look, sheet
 
 STRANGE = "会议 встреча नमस्ते $x_1$ \x1b[31m\n\udcff.mp4"
 
@@ -47,6 +47,14 @@ def test_silence_still_pictures_long_files_and_bad_ones_are_told(videos: Path, t
     assert "longer than the 10.24 s of a clip: 1 of 4 files (meeting.mp4: 32 s); stella prepare --split" in done.output
     assert "skipped" in done.output and "4 of 5 clips shown; skipped: 1 not a media file" in done.output
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_sheet_says_what_it_is_of(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(sheet, "save", lambda figure, path: drawn.append(figure.get_suptitle()))
+    for place, what in ((videos, f"folder {videos.name}: 4 of 5"), (videos / "meeting.mp4", "meeting.mp4: 3 of 3")):
+        done = CliRunner().invoke(app, ["look", str(place), "--out", str(tmp_path / "a.png")])
+        assert done.exit_code == 0 and drawn[-1] == f"{what} clips shown", done.output
 
 
 def test_names_and_lengths_stand_in_the_sheet(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.run_files import write_downstream, write_run
@@ -108,7 +109,8 @@ def test_all_methods_show_mean_and_deviation_and_all_runs(page: str, runs: list[
         assert g.label in text and str(g.spread("A")) in text and "±" in str(g.spread("A"))
         assert str(g.spread("a2v", "10", "F")) in text
     assert all(run.name in text for run in runs)
-    assert "8 runs · 4 configurations · 4 tasks · gallery of 96 clips" in text
+    assert "<h1>Continual pre-training: Finetune, DER++, STELLA+, Multitask on scenes</h1>" in page
+    assert f"8 runs in {runs[0].parent.name} · 4 configurations · 4 tasks · gallery of 96 clips" in text
 
 
 def test_the_results_show_the_ceilings(page: str, runs: list[Path]) -> None:
@@ -149,9 +151,35 @@ def test_what_sounds_find_is_shown_with_the_right_video_marked(page: str) -> Non
         assert sections[name].count('class="over"') == maps
         assert "task1, bell: its own video comes 2nd of 96" in words(queries[0])
         assert "its own video comes 17th of 96" in words(queries[1])
-    assert "its own is framed in green." in sections["Finetune"]
+    assert "its own is framed in green." in sections["Finetune"] and "own is never" not in sections["Finetune"]
+    assert "look, action, timbre and link" in sections["Finetune"]  # what the names of scenes mean
     assert "in warm colours" in sections["STELLA+"] and "in warm colours" not in sections["Finetune"]
     assert "At the end it holds 2,000 clips, 1,500 of them distinct." in sections["STELLA+"]
+
+
+def test_what_is_said_of_pictures_is_there(tmp_path: Path) -> None:
+    """One run has no deviation, no video is framed where none was found, and other data name no links."""
+    run = write_run(tmp_path / "run", "finetune")
+    found = json.loads((run / "examples.json").read_text())
+    for query in found["queries"]:
+        query["found"] = [hit | {"right": False} for hit in query["found"]]
+    (run / "examples.json").write_text(json.dumps(found))
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"data": {"source": "folder"}}))
+    text = write_page([run], tmp_path / "page.html").read_text()
+    assert "own is never among them." in text and "framed" not in text and "timbre and link" not in text
+    assert "The total and its weighted parts. Vertical" in text and "one deviation" not in text
+
+
+def test_rows_of_neighbouring_figures_are_level(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "to_svg", lambda figure, label: drawn.append(figure))
+    records = [read_run(run) for run in runs]
+    plots.comparison(group(records), ceilings(records))
+    for figure in drawn:
+        figure.draw_without_rendering()
+    one, other = (figure.axes[0].get_position() for figure in drawn)
+    assert (one.y0, one.y1) == pytest.approx((other.y0, other.y1), abs=0.004)  # a descender
 
 
 @pytest.mark.parametrize("place", ["2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "103rd", "112th"])
@@ -180,7 +208,10 @@ def test_downstream_runs_are_on_the_page_and_in_the_terminal(runs: list[Path], t
         assert text.index("42.0 ± 2.8") < text.index("random:tiny") and ("Training loss" in text) == method
         assert page.count("data:image/png;base64,cGljdHVyZQ==") == 1 == page.count("base64,YW5vdGhlcg==")
         assert "42.0 ± 2.8" in done.output and "left out:" in done.output and "not finished" in done.output
-        assert f"<h1>{'Continual pre-training' if method else 'What the models are good for'}</h1>" in page
+        assert (
+            f"<h1>{'Continual pre-training: Finetune on scenes' if method else 'What the models are good for'}</h1>"
+            in page
+        )
         assert "hurt is damaged: its records do not fit together" in " ".join(done.output.split())
 
 

@@ -111,6 +111,8 @@ def test_the_page_plays_the_files_and_escapes_their_names(folder: Path) -> None:
     assert {kind for kind, *_ in sources} == {"video", "audio"} and len(sources) > 2
     assert "./../src/dogs/%FF%0A.mp4" in {source for _, source, *_ in sources}
     assert page.count('poster="data:image/jpeg;base64,/9j/') == sum(kind == "video" for kind, *_ in sources)
+    names, below = (re.findall(rf'<p class="{kind}">(.*?)</p>', page.split("<ol")[1]) for kind in ("name", "faint"))
+    assert not any("/" in name for name in names) and any(" · " in line for line in below)  # folders stand below
     assert "<script" not in page and not re.search(r' (style|on\w+)="', page) and "https:" not in page
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
 

@@ -99,6 +99,10 @@ def test_a_moment_plays_from_its_second_also_where_the_browser_knows_no_mpeg(
     until(page, "Math.abs(video.currentTime - 1.28) < 0.15")
     until(page, f"{DRAWN} > 0.02")
     assert page.inner_text("#words").endswith("; darker: not seen by the model")  # it sees the centre square
+    page.keyboard.press("h")
+    assert page.inner_text("#words") == "bars: seconds of its sound that matter"  # nothing is darker now
+    page.keyboard.press("h")
+    assert page.inner_text("#words").endswith("; darker: not seen by the model")
 
 
 def test_keys_choose_play_and_go_back(page: Any, served: tuple[str, Path]) -> None:

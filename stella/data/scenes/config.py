@@ -21,6 +21,9 @@ DEFAULT = next(iter(SIZES))
 @dataclass(frozen=True)
 class ScenesConfig(SourceConfig):
     embedded: ClassVar[bool] = True
+    class_names: ClassVar[str] = (
+        "A class is named by its look, action, timbre and link: hue→pitch means that the hue sets the pitch."
+    )
 
     source: Literal["scenes"] = "scenes"  # clips that are rendered here
     seed: int = 0  # another seed gives other clips

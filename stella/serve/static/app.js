@@ -1,6 +1,6 @@
 // The page: ask by a file or a recording, walk through what fits, ask for more like it.
 
-import { address, clock, close, show, stop, toggle } from "./player.js";
+import { address, clock, close, legend, show, stop, toggle } from "./player.js";
 
 const by = (id) => document.getElementById(id);
 const SHOWN = 12, LONGEST = 10; // results; seconds of a recording
@@ -265,6 +265,7 @@ by("fit").addEventListener("click", () => like(hits[chosen]?.modality === "video
 by("toggle").addEventListener("click", () => {
   const cold = by("stage").classList.toggle("cold");
   by("toggle").setAttribute("aria-pressed", String(!cold));
+  legend();
 });
 document.querySelectorAll("#to input").forEach((one) => one.addEventListener("change", () => {
   if (trail.length) ask(Object.assign(trail.at(-1), { to: one.value }));

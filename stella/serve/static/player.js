@@ -49,8 +49,9 @@ export async function show(moment, start) {
   draw();
 }
 
-function legend() { // once both the map and the size of the picture are there
-  const sides = video.videoWidth && video.videoWidth !== video.videoHeight && !hit.sound;
+export function legend() { // once both the map and the size of the picture are there
+  const shown = !hit?.sound && !stage.classList.contains("cold");
+  const sides = shown && video.videoWidth && video.videoWidth !== video.videoHeight;
   if (maps) words.textContent = `bars: seconds of its sound that matter${sides ? "; darker: not seen by the model" : ""}`;
 }
 
