@@ -330,7 +330,7 @@ def test_the_command_writes_vectors_and_lists_bad_files(tmp_path: Path) -> None:
     expected = [base.embed_both(videos / name) for name in ("a.mp4", "b.wav")]
     rows = torch.cat([each.vectors for both in expected for each in both if each is not None])
     for suffix in ("npz", "safetensors"):
-        out = tmp_path / f"v.{suffix}"
+        out = tmp_path / "new" / f"v.{suffix}"
         done = run.invoke(app, ["embed", str(videos), "--out", str(out), "--model", "base-tiny"])
         assert done.exit_code == 0 and "2 windows of video and 3 of sound of 2 files" in done.output, done.output
         found = dict(np.load(out)) if suffix == "npz" else {k: t.numpy() for k, t in load_file(out).items()}
