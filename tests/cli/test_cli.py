@@ -131,6 +131,14 @@ def test_every_command_and_option_has_a_sentence_of_help() -> None:
             assert parameter.help and len(parameter.help.split()) > 2, (name, parameter.name)
 
 
+def test_the_default_that_help_shows_is_the_one_that_counts() -> None:
+    """Words stand for a default only where there is no value to show."""
+    for name, command in commands(get_command(app)):
+        for parameter in command.params:
+            worded = isinstance(getattr(parameter, "show_default", None), str)
+            assert not worded or parameter.default in (None, ""), (name, parameter.name, parameter.default)
+
+
 def test_a_wheel_has_every_file_of_the_package() -> None:
     """Recipes, weights and whatever else is no Python file."""
     root = Path(HERE)
