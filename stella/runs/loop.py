@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,14 @@ class Run(Training):
         return Trainer(self.method, stream, config.train, self.machine, self.peers)
 
     def evaluate(self, due: int) -> None:
+        when = f"after {self.stream.names[due]}" if due >= 0 else "before the first task"
         with self.stop.at_once():
             embeddings: list[Embeddings] = []
             models = self._models()
-            found = self._evaluate(*models, embeddings)
+            found = self._evaluate(*models, when, embeddings)
             if self.trainer.slow is not None:
-                found["slow"] = self._evaluate(self.trainer.plain(self.trainer.slow.model), None)
+                slow = self.trainer.plain(self.trainer.slow.model)
+                found["slow"] = self._evaluate(slow, None, f"{when}, slow weights")
         if self.peers.first:
             self._keep(due, models, found, embeddings)
 
@@ -189,9 +192,10 @@ class Run(Training):
             path.parent.mkdir(exist_ok=True)
             write_bytes(path, weights.packed(*models, extra, inputs_of(self.config), torch.float16))
 
-    def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
+    def _evaluate(self, model: CAV, avm: AVM | None, when: str, keep: list[Embeddings] | None = None) -> dict[str, Any]:
         place = self.machine.device, self.config.seed, self.machine.autocast
-        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep, self.peers)
+        how = *place, self.skipped, keep, self.peers, partial(self.display.clips, when=when)
+        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *how)
 
     @property
     def _eval_stream(self) -> StreamConfig:

@@ -129,7 +129,7 @@ def test_a_film_goes_into_a_new_folder_and_what_goes_wrong_there_is_not_the_vide
         write_film(model, maps, path, out)
     assert out.stat().st_size > 4096  # the one before
     gone = tmp_path / "dog.mp4" / "heat.mp4"  # a file is no folder
-    with pytest.raises(OSError, match="dog.mp4"):
+    with pytest.raises(OSError, match=r"dog\.mp4"):
         write_film(model, maps, path, gone)
 
 
