@@ -199,7 +199,7 @@ def test_metrics_hold_no_times_and_speed_does(whole: Whole) -> None:
 
 def test_tensorboard_is_asked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
-    with pytest.raises(StellaError, match=r"pip install 'stella-av\[tensorboard\]'"):
+    with pytest.raises(StellaError, match=r"pip install '\.\[tensorboard\]'"):
         pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=QUIET)
     assert not (tmp_path / "config.json").exists()
 
