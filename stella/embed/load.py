@@ -18,6 +18,11 @@ def resolve(what: Path | str) -> Path:
 
 def load(what: Path | str, device: str | torch.device | None = None) -> Model:
     """A model to use. `device` is cpu, cuda or cuda:N; none: a GPU if there is one."""
+    if not isinstance(what, str | Path):
+        raise StellaError(
+            f"load takes a shipped name ({', '.join(weights.shipped())}) or the path of a finished run, a learner, "
+            f"a saved folder or a weight file; {what!r} is neither"
+        )
     place, path = _device(device), resolve(what)
     about = weights.describe(path)
     if about.format == "mae":

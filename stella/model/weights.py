@@ -235,7 +235,7 @@ def _head(path: Path) -> bytes:
         names = ", ".join(shipped())
         raise WeightsError(
             f"{path} cannot be read ({error.strerror}); check the path, or take weights that ship: {names}"
-        ) from error
+        ) from None
     if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")
     return head

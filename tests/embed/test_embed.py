@@ -171,6 +171,14 @@ def test_what_is_neither_a_file_nor_an_array_with_its_rate_is_refused(model: Mod
         model.embed_audio(what)
 
 
+def test_a_missing_file_is_told_in_one_error(model: Model, tmp_path: Path) -> None:
+    """A traceback that begins with the system's own error says the same thing twice."""
+    for call in (model.embed_video, model.localise, stella.load):
+        with pytest.raises(StellaError, match="check the path") as caught:
+            call(tmp_path / "none.mp4")
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
 def test_settings_out_of_range_are_refused(model: Model) -> None:
     with pytest.raises(StellaError, match="batch=0 must be at least 1"):
         model.embed_video(GRID[0], batch=0)
@@ -230,6 +238,8 @@ def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None
         stella.load(tmp_path)
     with pytest.raises(StellaError, match=r"cannot be read .*weights that ship: base-small, base-tiny"):
         stella.load("nowhere")
+    with pytest.raises(StellaError, match=r"load takes a shipped name \(base-small.* or the path of .*; 3 is neither"):
+        stella.load(3)  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_state_their_inputs_are_told(tmp_path: Path) -> None:
