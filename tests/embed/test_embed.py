@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import stella
 from stella.cli import app
-from stella.config import resolve
+from stella.config import resolve, to_tree
 from stella.data.folder import Folder
 from stella.data.stream import StreamConfig
-from stella.embed import Embeddings, Model
+from stella.embed import Embeddings, Model, caveat
 from stella.embed.progress import Shown
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.retrieval import embed as evaluated
@@ -225,6 +225,25 @@ def test_a_run_writes_how_its_inputs_are_made_and_can_be_used_at_once(tmp_path: 
     check(further)
     method = build_method(further, torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(method.model.parameters(), model.cav.parameters(), strict=True))
+
+
+def test_a_run_on_scenes_says_of_real_files_that_it_knows_none(tmp_path: Path) -> None:
+    """As the shipped weights do; not what a learner makes of the user's own clips."""
+    config = to_tree(settle(resolve(RunConfig, None, ["method=finetune", "data.source=scenes"])))
+    other = config | {"data": {"source": "folder", "path": "videos"}}
+    bare = stella.load("base-tiny", "cpu")
+    for name, extra in {
+        "scenes": {"config": config},
+        "learner": {"config": config, "round": 1},
+        "videos": {"config": other},
+    }.items():
+        (tmp_path / name).mkdir()
+        weights.save(tmp_path / name / weights.FILE, bare.cav, None, extra)
+    run = str(tmp_path / "scenes")
+    assert caveat(run, ["dog.mp4"]).startswith(f"{run} knows rendered scenes, not the world")
+    assert caveat("base-tiny", ["dog.mp4"]) and not caveat(run, ["scenes-0-task1-eval-000000.mp4"])
+    assert not any(caveat(str(tmp_path / name), ["dog.mp4"]) for name in ("learner", "videos", "gone"))
+    assert not caveat("", ["dog.mp4"])
 
 
 def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None:
