@@ -125,7 +125,7 @@ class Run(Training):
 
     @property
     def title(self) -> str:
-        return self.config.method
+        return self.method.title
 
     def announced(self) -> list[str]:
         memory, stream, data = self.method.memory, self.config.stream, self.config.data
@@ -212,14 +212,15 @@ class Run(Training):
     def _report_evaluation(self, task: int, mean_recall: float) -> None:
         """One line per task, which stays on the terminal when the progress bar moves on."""
         counters = self.trainer.counters
-        after = "before the first task"
+        after, meaning = "before the first task", " (A: mean of R@1/5/10 over all tasks in %)"
         if task >= 0:
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
+            meaning = ""
         steps = f", {number_of(counters.skipped, 'non-finite step')} skipped" if counters.skipped else ""
         clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
         held = f", memory holds {told(self.method.memory)}" if self.method.memory is not None and task >= 0 else ""
         self.display.say(
-            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{held}{steps}{clips}"
+            f"{self.title} {after}: step {counters.step}, A {mean_recall:.1f}{meaning}{held}{steps}{clips}"
         )
         if self.board:
             self.board.scalars({"mean recall": mean_recall}, counters.step)
