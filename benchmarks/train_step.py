@@ -84,7 +84,7 @@ def main() -> None:
             facts = environment(machine(configs[spec].train))
             write_rows(options.out, [found], " ".join(["python", *sys.argv]), facts)
             done.append(found)
-    Console(width=130).print(rows_table(done))
+    Console(width=130).print(rows_table(done, f"model {options.preset}"))
     sys.exit(len(done) < len(jobs))
 
 

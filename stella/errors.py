@@ -78,5 +78,5 @@ def require(module: str, extra: str | None = None) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = f"'stella-av[{extra}]'" if extra else module.split(".")[0]
-        raise MissingExtraError(f"{module} is not installed; pip install {package}") from error
+        how = f"in a clone of stella: pip install '.[{extra}]'" if extra else f"pip install {module.split('.')[0]}"
+        raise MissingExtraError(f"{module} is not installed; {how}") from error

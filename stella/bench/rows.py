@@ -57,12 +57,12 @@ def check_columns(path: Path) -> list[str]:
     return columns
 
 
-def rows_table(rows: Sequence[Row]) -> Table:
-    """Rows side by side, with clips/s as a ratio to the first row of the same batch size. It fits 80 columns: names
-    wrap, figures are whole."""
+def rows_table(rows: Sequence[Row], setting: str) -> Table:
+    """Rows side by side, with clips/s as a ratio to the first row of the same batch size. `setting` (preset, precision,
+    device) is for the title. It fits 80 columns: names wrap, figures are whole."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"One training step, {' and '.join(sorted({row.feed for row in rows}))} clips",
+        title=f"One training step, {' and '.join(sorted({row.feed for row in rows}))} clips: {setting}",
         title_justify="left",
         padding=(0, 1, 0, 0),
         pad_edge=False,

@@ -211,10 +211,15 @@ def bench(
     if out is not None:
         check_columns(out)
     rows = list(measure(configs, steps, packed, console).values())
+    facts, presets = (
+        environment(place),
+        sorted({config.model.preset or "of the weights" for config in configs.values()}),
+    )
+    device = facts["gpu"] or f"CPU with {number_of(facts['cores'], 'core')}"
     if rows and first():
-        wide(120).print(rows_table(rows))
+        wide(120).print(rows_table(rows, f"model {', '.join(presets)}, {facts['precision']}, {device}"))
     if out is not None and rows and first():
-        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), environment(place))
+        write_rows(out, rows, " ".join(["stella", *sys.argv[1:]]), facts)
         say(f"rows appended to {out}")
     if profile:
         profile_all(configs, Path("profile"), packed, wide(120))

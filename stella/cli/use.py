@@ -9,10 +9,7 @@ import typer
 from stella.cli.common import Ray, console, say
 from stella.errors import StellaError, number_of
 
-ModelName = Annotated[
-    str,
-    typer.Option(help="Shipped name, finished run, learner, saved folder or weight file.", show_default="base-small"),
-]
+ModelName = Annotated[str, typer.Option(help="Shipped name, finished run, learner, saved folder or weight file.")]
 Overlap = Annotated[float, typer.Option(help="Share of a window that the next one repeats, below 1.")]
 DeviceName = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="a GPU if there is one")]
 

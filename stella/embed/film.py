@@ -14,11 +14,10 @@ from torch import Tensor
 from stella.embed.localise import Maps
 from stella.embed.model import Model
 from stella.errors import ClipError, StellaError, require
-from stella.files import whole
 from stella.media.codecs import make_scaler
 from stella.media.convert import picture
 from stella.media.decode import tracks
-from stella.media.encode import BT601, CRF
+from stella.media.encode import BT601, CRF, new_mp4
 from stella.media.fbank import LENGTH, SHIFT, fbank
 from stella.media.files import open_media
 from stella.media.inputs import PER_SECOND
@@ -39,37 +38,40 @@ def write_film(model: Model, maps: Maps, path: Path, out: Path) -> int:
     """Write the film as an mp4 with its sound; returns its number of frames. It appears when it is whole."""
     if out.suffix.lower() != ".mp4":
         raise StellaError(f"{out} must end in .mp4: the film is one")
-    av, loud = require("av"), _loudness(model, path)
-    with open_media(path, math.inf) as source, whole(out) as fresh:
+    loud = _loudness(model, path)
+    with open_media(path, math.inf) as source:
         found = tracks(path, source)
         fps = min(max(float(found["video"].average_rate or 25), FPS[0]), FPS[1])
-        with av.open(f"file:{fresh}", "w", format="mp4", options={"movflags": "+faststart"}) as film:
-            count, video = 0, None
-            for count, frame in enumerate(_frames(source, found["video"], fps, float(maps.end.max())), 1):
-                if video is None:
-                    canvas = _Canvas((frame.shape[1], frame.shape[2]), maps, loud, path.name)
-                    video = _video_stream(film, canvas, fps)
-                    rate = found["audio"].codec_context.sample_rate
-                    audio = film.add_stream("aac", rate=rate if rate in AAC_RATES else 48_000, layout="stereo")
-                _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1)
+        rate = found["audio"].codec_context.sample_rate
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_mp4(out) as film:
+        count, video = 0, None
+        for count, frame in enumerate(_frames(path, fps, float(maps.end.max())), 1):
             if video is None:
-                raise ClipError(path, "no video in it", "a film needs pictures: give another file")
-            film.mux(video.encode())
-            _copy_sound(path, film, audio)
+                canvas = _Canvas((frame.shape[1], frame.shape[2]), maps, loud, path.name)
+                video = _video_stream(film, canvas, fps)
+                audio = film.add_stream("aac", rate=rate if rate in AAC_RATES else 48_000, layout="stereo")
+            _encode(film, video, canvas.drawn(frame, (count - 1) / fps), count - 1)
+        if video is None:
+            raise ClipError(path, "no video in it", "a film needs pictures: give another file")
+        film.mux(video.encode())
+        _copy_sound(path, film, audio)
     return count
 
 
-def _frames(source: Any, stream: Any, fps: float, end: float) -> Iterator[Tensor]:
+def _frames(path: Path, fps: float, end: float) -> Iterator[Tensor]:
     """Frames uint8 [3, H, W] at a fixed rate, each the one that is shown at its time; the last one until the end."""
-    scaler = make_scaler()
-    origin, tick, due, shown = (source.start_time or 0) / 1e6, float(stream.time_base), 0, None
-    for frame in source.decode(stream):
-        begin = (frame.pts or 0) * tick - origin
-        while shown is not None and due / fps + 1e-6 < begin:
-            yield shown
-            due += 1
-        shown = picture(frame, scaler, stream.sample_aspect_ratio, SHORT_SIDE)
-        shown = shown[:, : shown.shape[1] // 2 * 2, : shown.shape[2] // 2 * 2]
+    scaler, due, shown = make_scaler(), 0, None
+    with open_media(path, math.inf) as source:
+        stream = tracks(path, source)["video"]
+        origin, tick = (source.start_time or 0) / 1e6, float(stream.time_base)
+        for frame in source.decode(stream):
+            begin = (frame.pts or 0) * tick - origin
+            while shown is not None and due / fps + 1e-6 < begin:
+                yield shown
+                due += 1
+            shown = picture(frame, scaler, stream.sample_aspect_ratio, SHORT_SIDE)
+            shown = shown[:, : shown.shape[1] // 2 * 2, : shown.shape[2] // 2 * 2]
     while shown is not None and due / fps + 1e-6 < end:
         yield shown
         due += 1
@@ -95,20 +97,26 @@ def _encode(film: Any, video: Any, pixels: Pixels, number: int) -> None:
 
 def _copy_sound(path: Path, film: Any, audio: Any) -> None:
     """The sound of the file as AAC at its own rate, in time with the pictures."""
+    rate, due = audio.codec_context.sample_rate, None
+    resampler = require("av").AudioResampler("fltp", "stereo", rate)
+    for frame, second in _sound(path):
+        if due is None:
+            due = round(second * rate)
+        frame.pts = None
+        for piece in resampler.resample(frame):
+            piece.pts, piece.time_base = due, Fraction(1, rate)
+            due += piece.samples
+            film.mux(audio.encode(piece))
+    film.mux(audio.encode())
+
+
+def _sound(path: Path) -> Iterator[tuple[Any, float]]:
+    """Frames of the sound, with the second at which each begins."""
     with open_media(path, math.inf) as source:
         stream = tracks(path, source)["audio"]
-        rate, origin = audio.codec_context.sample_rate, (source.start_time or 0) / 1e6
-        resampler = require("av").AudioResampler("fltp", "stereo", rate)
-        due = None
+        tick, origin = float(stream.time_base), (source.start_time or 0) / 1e6
         for frame in source.decode(stream):
-            if due is None:
-                due = round(((frame.pts or 0) * float(stream.time_base) - origin) * rate)
-            frame.pts = None
-            for piece in resampler.resample(frame):
-                piece.pts, piece.time_base = due, Fraction(1, rate)
-                due += piece.samples
-                film.mux(audio.encode(piece))
-        film.mux(audio.encode())
+            yield frame, (frame.pts or 0) * tick - origin
 
 
 def _loudness(model: Model, path: Path) -> Any:

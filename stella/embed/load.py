@@ -18,6 +18,11 @@ def resolve(what: Path | str) -> Path:
 
 def load(what: Path | str, device: str | torch.device | None = None) -> Model:
     """A model to use. `device` is cpu, cuda or cuda:N; none: a GPU if there is one."""
+    if not isinstance(what, str | Path):
+        raise StellaError(
+            f"load takes a shipped name ({', '.join(weights.shipped())}) or the path of a finished run, a learner, "
+            f"a saved folder or a weight file; {what!r} is neither"
+        )
     place, path = _device(device), resolve(what)
     about = weights.describe(path)
     if about.format == "mae":
@@ -32,14 +37,24 @@ def load(what: Path | str, device: str | torch.device | None = None) -> Model:
 
 
 def caveat(name: str, clips: Iterable[Path | str]) -> str:
-    """A sentence if `name` is a shipped model, which knows rendered scenes alone, and one of the clips is no scene;
-    else nothing."""
-    if name not in weights.shipped() or all(map(is_scene, clips)):
+    """A sentence if the model `name` knows rendered scenes alone and one of the clips is no scene; else nothing."""
+    if not _knows_scenes_alone(name) or all(map(is_scene, clips)):
         return ""
     return (
         f"{name} knows rendered scenes, not the world, so its answers about these clips mean little; "
         "let it learn from your videos"
     )
+
+
+def _knows_scenes_alone(name: str) -> bool:
+    """Whether it is a shipped model, or a run on scenes, also in the hands of a learner that has had no round yet."""
+    if not name or name in weights.shipped():
+        return bool(name)
+    try:
+        extra = weights.read_extra(name)
+    except StellaError:  # an index is left whose model is gone
+        return False
+    return "round" not in extra and extra.get("config", {}).get("data", {}).get("source") == "scenes"
 
 
 def _device(device: str | torch.device | None) -> torch.device:

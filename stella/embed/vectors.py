@@ -46,8 +46,7 @@ class Collected:
     def __init__(self, out: Path) -> None:
         if out.suffix not in (".npz", ".safetensors"):
             raise StellaError(f"{out} must end in .npz or .safetensors: these are what vectors are written as")
-        if not out.parent.is_dir():
-            raise StellaError(f"{out.parent} is not a folder; make it first")
+        out.parent.mkdir(parents=True, exist_ok=True)
         self.out = out
         self.files: list[str] = []
         self.parts: list[tuple[int, int, Embeddings]] = []

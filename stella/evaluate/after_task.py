@@ -1,7 +1,7 @@
 """All measurements between tasks, as one record for `metrics.jsonl`."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from stella.peers import ALONE, Peers
 from stella.rng import generator
 
 POINTS = ("importance_ratio", "auc", "pointing", "pointing_chance")  # where the matching module points
+Counted = Callable[[int], AbstractContextManager[Callable[[str, int], None]]]  # as `Display.clips`
 MATCHING_CLIPS = 80  # per task: with two pairs each, accuracy over six tasks is exact to about one percent
 
 
@@ -36,7 +37,7 @@ def evaluate_tasks(
     skipped: Skipped | None = None,
     keep: list[Embeddings] | None = None,
     peers: Peers = ALONE,
-    done: Callable[[str, int], None] = lambda what, clips: None,
+    counted: Counted = lambda total: nullcontext(lambda what, clips: None),
 ) -> dict[str, Any]:
     """Recall and matching accuracy in percent, modality gap and importance per task, ready for JSON.
 
@@ -44,16 +45,18 @@ def evaluate_tasks(
     matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
     beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
     on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed. `keep` becomes
-    the list of the tasks' embeddings. `done` is told what was done with how many more clips, of `to_do` in all.
+    the list of the tasks' embeddings. `counted` shows what is done with how many clips: all are embedded, then some are
+    matched.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
     skipped = Skipped() if skipped is None else skipped
-    embeddings = [
-        embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}"), peers, embedded)
-        for name, source in tasks
-        for embedded in [partial(done, f"embedding {name}")]
-    ]
+    with counted(sum(len(source) for _, source in tasks)) as done:
+        embeddings = [
+            embed(model, source, config, device, autocast, skipped.under(f"evaluation/{name}"), peers, embedded)
+            for name, source in tasks
+            for embedded in [partial(done, f"embedding {name}")]
+        ]
     if keep is not None:
         keep[:] = embeddings
     record: dict[str, Any] = {
@@ -68,13 +71,13 @@ def evaluate_tasks(
     }
     if avm is None:
         return record
-    matched = []
-    for position, (name, source) in enumerate(tasks):
-        some = some_of(source, MATCHING_CLIPS, generator("matching", position))
-        gen = generator(seed, "matching", position)
-        matched.append(
-            evaluate_matching(model, avm, some, config, gen, device, autocast, partial(done, f"matching {name}"))
-        )
+    parts = [some_of(source, MATCHING_CLIPS, generator("matching", n)) for n, (_, source) in enumerate(tasks)]
+    with counted(sum(map(len, parts))) as done:
+        matched = [
+            evaluate_matching(model, avm, part, config, generator(seed, "matching", n), device, autocast, judged)
+            for n, ((name, _), part) in enumerate(zip(tasks, parts, strict=True))
+            for judged in [partial(done, f"matching {name}")]
+        ]
     return record | {
         "avm_accuracy": 100 * torch.cat([m.correct for m in matched]).double().mean().item(),
         "avm_accuracy_by_task": [100 * m.correct.double().mean().item() for m in matched],
@@ -83,11 +86,6 @@ def evaluate_tasks(
         "pointing": _known([100 * m.pointing.nanmean() for m in matched]),
         "pointing_chance": _known([100 * m.chance.nanmean() for m in matched]),
     }
-
-
-def to_do(tasks: Tasks, avm: AVM | None) -> int:
-    """How many clips `evaluate_tasks` does something with; those for the matching module count twice."""
-    return sum(len(source) + (min(MATCHING_CLIPS, len(source)) if avm else 0) for _, source in tasks)
 
 
 def _known(values: Sequence[Tensor]) -> list[float | None]:

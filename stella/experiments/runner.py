@@ -10,6 +10,7 @@ from rich.console import Console
 from stella.errors import StellaError, number_of
 from stella.experiments.pool import in_processes
 from stella.experiments.results import collect
+from stella.methods import METHODS
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.folder import RunFolder
@@ -32,7 +33,8 @@ class Job:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, seed {self.config.seed}"
+        name = METHODS[self.name].title if self.name in METHODS else self.name
+        return f"{name}, seed {self.config.seed}"
 
     @property
     def finished(self) -> bool:

@@ -1,5 +1,7 @@
 """Writes frames and a waveform as an mp4 (H.264 and AAC) that any player plays and `decode` reads back in sync."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,28 +27,37 @@ def encode(path: Path | str, frames: Tensor, waveform: Tensor, fps: float) -> No
     """
     path = Path(path)
     _check(path, frames, waveform, fps)
-    av = require("av")
-    codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"  # for wheels without x264; files are larger
+    codec = "libx264" if "libx264" in require("av").codecs_available else "mpeg4"  # wheels without x264; larger files
     quality = {"crf": CRF, "preset": "veryfast"} if codec == "libx264" else {"qscale": "3"}
+    with new_mp4(path) as container:
+        rate = Fraction(fps).limit_denominator(1001)
+        keyframes = {"g": str(max(1, round(fps)))}  # one a second, for fast seeks
+        video = container.add_stream(codec, rate=rate, options=quality | keyframes)
+        video.height, video.width = frames.shape[-2:]
+        video.pix_fmt = "yuv420p"
+        context = video.codec_context
+        context.thread_count = 1  # clips are written in parallel, not their frames
+        context.colorspace = context.color_primaries = context.color_trc = BT601
+        context.color_range = 1
+        audio = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        audio.bit_rate = 96_000
+        _write(container, video, audio, frames, waveform)
+
+
+@contextmanager
+def new_mp4(path: Path) -> Iterator[Any]:
+    """A PyAV container to write to, which becomes `path` when it is whole. The block reads media in generators alone:
+    FFmpeg's errors in it are told as those of writing `path`."""
+    av = require("av")
     try:
         with (
             whole(path) as fresh,
             av.open(f"file:{fresh}", "w", format="mp4", options={"movflags": "+faststart"}) as container,
         ):
-            rate = Fraction(fps).limit_denominator(1001)
-            keyframes = {"g": str(max(1, round(fps)))}  # one a second, for fast seeks
-            video = container.add_stream(codec, rate=rate, options=quality | keyframes)
-            video.height, video.width = frames.shape[-2:]
-            video.pix_fmt = "yuv420p"
-            context = video.codec_context
-            context.thread_count = 1  # clips are written in parallel, not their frames
-            context.colorspace = context.color_primaries = context.color_trc = BT601
-            context.color_range = 1
-            audio = container.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
-            audio.bit_rate = 96_000
-            _write(container, video, audio, frames, waveform)
-    except OSError as error:
-        raise StellaError(f"{path} cannot be written ({error.strerror}); check the folder and its space") from error
+            yield container
+    except (OSError, av.error.FFmpegError) as error:
+        why = f"cannot be written ({error.strerror}); check the folder and its space"
+        raise StellaError(f"{path} {why}") from error
 
 
 def _write(container: Any, video: Any, audio: Any, frames: Tensor, waveform: Tensor) -> None:

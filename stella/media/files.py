@@ -123,12 +123,12 @@ def check_file(path: Path) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise ClipError(path, "not a regular file", "give the path of a video file")
         path.open("rb").close()
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         if path.is_symlink():
-            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from error
-        raise ClipError(path, "missing file", "check the path") from error
-    except PermissionError as error:
-        raise ClipError(path, "no permission", "make it readable (chmod +r)") from error
+            raise ClipError(path, "broken link", f"its target {path.readlink()} is missing: repair it") from None
+        raise ClipError(path, "missing file", "check the path") from None
+    except PermissionError:
+        raise ClipError(path, "no permission", "make it readable (chmod +r)") from None
     except OSError as error:
         raise ClipError(path, "unreadable file", f"the system says {error.strerror!r}: check the disk") from error
     if not status.st_size:

@@ -39,8 +39,8 @@ def _image(path: Path) -> Any:
     try:
         found = image.open(path, formats=FORMATS)
         found.load()
-    except FileNotFoundError as error:
-        raise ClipError(path, f"missing {_kind(path)}", "check the path, or leave the clip out") from error
+    except FileNotFoundError:
+        raise ClipError(path, f"missing {_kind(path)}", "check the path, or leave the clip out") from None
     except (OSError, SyntaxError, ValueError) as error:  # what PIL raises of damaged files
         raise ClipError(path, "damaged picture", "fetch it again or leave the clip out") from error
     return found

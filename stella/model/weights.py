@@ -181,6 +181,11 @@ def read_inputs(name: Path | str) -> Inputs | None:
     return (_inputs(header) or inputs_for(build(CAVConfig, header["config"]))) if header else None
 
 
+def read_extra(name: Path | str) -> dict[str, Any]:
+    """What was given to `save`, from the header; empty for files of others."""
+    return dict(_read_header(find(name)).get("extra", {}))
+
+
 def read_config(name: Path | str) -> CAVConfig:
     """The sizes of a weight file's model; of files of others, which do not say, the paper's (`base`)."""
     header = _read_header(find(name))
@@ -235,7 +240,7 @@ def _head(path: Path) -> bytes:
         names = ", ".join(shipped())
         raise WeightsError(
             f"{path} cannot be read ({error.strerror}); check the path, or take weights that ship: {names}"
-        ) from error
+        ) from None
     if not head:
         raise WeightsError(f"{path} is empty; copy or download it again")
     return head

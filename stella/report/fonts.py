@@ -19,6 +19,7 @@ def save(figure: Any, path: Path) -> None:
         if shown := text.get_text():
             lines = [drawable(line) for line in shown.split("\n")]
             text.set(text="\n".join(lines), parse_math=False, fontfamily=families("".join(lines)))
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as fresh:
         figure.savefig(fresh, format=path.suffix.removeprefix("."), dpi=110)
 

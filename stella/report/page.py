@@ -23,7 +23,7 @@ from stella.report import gap, plots
 from stella.report.colours import colours
 from stella.report.downstream import story
 from stella.report.svg import heat_png
-from stella.report.tables import DIRECTIONS, named_ceilings, results_table
+from stella.report.tables import DIRECTIONS, below_the_line, named_ceilings, results_table
 from stella.runs.folder import RunFolder
 from stella.runs.record import (
     Group,
@@ -52,13 +52,14 @@ TEMPLATES = Environment(
 )
 
 
-def write_page(runs: Sequence[Path | str], out: Path | str) -> Path:
-    """Read run folders and write the page to `out`. Runs that differ only in their seed are shown as one."""
+def write_page(runs: Sequence[Path | str], out: Path | str, beside: Mapping[str, str] | None = None) -> Path:
+    """Read run folders and write the page to `out`. Runs that differ only in their seed are shown as one. `beside` has
+    the names of files in the same folder to link to, and what each is."""
     if not runs:
         raise StellaError("there is no run to report on; name at least one run folder")
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, render([read_run(path) for path in runs]))
+    write_text(out, render([read_run(path) for path in runs], beside=beside))
     return out
 
 
@@ -102,7 +103,9 @@ def _tried(records: Sequence[RunRecord], downstream: Downstream | None = None) -
         return None, f"its records do not fit together: {error}"
 
 
-def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -> str:
+def render(
+    records: Sequence[RunRecord], downstream: Downstream | None = None, beside: Mapping[str, str] | None = None
+) -> str:
     groups, cues = group(records), ceilings(records)
     unfinished = [f"{g.label}, seed {run.seed}, is {run.status}." for g in groups for run in g.runs if not run.finished]
     own = colours([g.method for g in groups])
@@ -122,6 +125,7 @@ def render(records: Sequence[RunRecord], downstream: Downstream | None = None) -
             if acc.size
         ],
         downstream=downstream,
+        beside=beside,
         methods=[_method(g, colour) for g, colour in zip(groups, own, strict=True)],
     )
 
@@ -212,6 +216,7 @@ def _results(groups: Sequence[Group], cues: Mapping[str, float] | None) -> dict[
         "rows": rows,
         "headings": [(DIRECTIONS[direction], f"R@{k} {figure}") for direction, k, figure in EVERY],
         "ceilings": [(name, f"{value:.1f}") for name, value in named_ceilings(cues or {}).items()],
+        "below": below_the_line(cues),
         "seeds": any(len(g.finished) > 1 for g in groups),
         "slow": len(versions) > len(groups),
         "comparison": plots.comparison(groups, cues),

@@ -44,14 +44,15 @@ def results_table(groups: Sequence[Group], ceilings: Mapping[str, float] | None 
     clips = f"the {sizes[0]:,} evaluation clips of all tasks" if len(sizes) == 1 else "the clips of all tasks"
     table.caption = (
         f"A: mean of R@1/5/10 over all tasks in %, {clips} as gallery. F: how far tasks fell from their "
-        f"best before the end, negative where they gained. {LEGEND}. ±: deviation over runs."
-    )
+        f"best before the end, negative where they gained. {LEGEND}. ±: deviation over runs. {below_the_line(ceilings)}"
+    ).strip()
     return table
 
 
 def accuracy_table(run: RunRecord) -> Table:
-    """acc(t, i) of one run and of its slow weights: a row after each task, a column for each task."""
-    table = new_table(f"acc(t, i) of {run.title}, seed {run.seed}", "after")
+    """acc(t, i), the A of task i after task t, of one run and of its slow weights: a row after each task, a column for
+    each task."""
+    table = new_table(f"A of each task: {run.title}, seed {run.seed}", "after")
     for name in run.tasks:
         table.add_column(Text(plain(name)), justify="right", overflow="fold")
     for version in filter(None, (run, run.slow)):
@@ -63,7 +64,7 @@ def accuracy_table(run: RunRecord) -> Table:
                 cells = [(f"{value:z.1f}", i <= line["task"]) for i, value in enumerate(mean_recall(line))]
                 learnt = [Text(value, style="" if seen else "dim") for value, seen in cells]
                 table.add_row(Text(plain(run.tasks[line["task"]])), *learnt)
-    table.caption = "Mean R@1/5/10 on each task, %. Dim: not learnt yet."
+    table.caption = "A of a task: mean of its R@1/5/10 in %. Dim: not learnt yet."
     return table
 
 
@@ -143,6 +144,13 @@ def classes_line(measures: Mapping[str, Any]) -> str:
 def ceilings_line(ceilings: Mapping[str, float]) -> str:
     """The ceilings in one line: `chance 0.4, timing alone 2.2`."""
     return ", ".join(f"{name} {value:.1f}" for name, value in named_ceilings(ceilings).items())
+
+
+def below_the_line(ceilings: Mapping[str, float] | None) -> str:
+    """What the last rows of a table of results are; empty without any."""
+    named = named_ceilings(ceilings or {})
+    what = "guessing, perfect knowledge of one cue alone, and all cues together" if len(named) > 1 else "guessing"
+    return f"Below the line: what {what} would reach." if named else ""
 
 
 def named_ceilings(ceilings: Mapping[str, float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from stella.config import build, layered, to_tree
 from stella.data.skipped import Skipped
 from stella.data.tasks import FilesConfig, Tasks
 from stella.errors import StellaError, number_of
-from stella.evaluate.after_task import evaluate_tasks, to_do
+from stella.evaluate.after_task import evaluate_tasks
 from stella.model import weights
 from stella.runs.config import RunConfig, model_config, settle, stored_config
 from stella.runs.folder import RunFolder
@@ -62,8 +62,8 @@ def evaluate_weights(
         place, skipped = machine.device, Skipped()
         placed, avm = loaded.to(place)
         how = place, config.seed, machine.autocast, skipped, None, peers
-        with Display(shown) as display, display.clips(to_do(tasks, avm)) as done:
-            found = evaluate_tasks(placed, avm, tasks, stream, *how, done)
+        with Display(shown) as display:
+            found = evaluate_tasks(placed, avm, tasks, stream, *how, display.clips)
         if not peers.first:
             raise Elsewhere(0)
     return {"tasks": [name for name, _ in tasks], "data": to_tree(config.data), "skipped": skipped.counts, **found}

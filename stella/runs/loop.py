@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ class Run(Training):
 
     @property
     def title(self) -> str:
-        return self.config.method
+        return self.method.title
 
     def announced(self) -> list[str]:
         memory, stream, data = self.method.memory, self.config.stream, self.config.data
@@ -167,12 +168,14 @@ class Run(Training):
         return Trainer(self.method, stream, config.train, self.machine, self.peers)
 
     def evaluate(self, due: int) -> None:
+        when = f"after {self.stream.names[due]}" if due >= 0 else "before the first task"
         with self.stop.at_once():
             embeddings: list[Embeddings] = []
             models = self._models()
-            found = self._evaluate(*models, embeddings)
+            found = self._evaluate(*models, when, embeddings)
             if self.trainer.slow is not None:
-                found["slow"] = self._evaluate(self.trainer.plain(self.trainer.slow.model), None)
+                slow = self.trainer.plain(self.trainer.slow.model)
+                found["slow"] = self._evaluate(slow, None, f"{when}, slow weights")
         if self.peers.first:
             self._keep(due, models, found, embeddings)
 
@@ -205,9 +208,10 @@ class Run(Training):
             path.parent.mkdir(exist_ok=True)
             write_bytes(path, weights.packed(*models, extra, inputs_of(self.config), torch.float16))
 
-    def _evaluate(self, model: CAV, avm: AVM | None, keep: list[Embeddings] | None = None) -> dict[str, Any]:
+    def _evaluate(self, model: CAV, avm: AVM | None, when: str, keep: list[Embeddings] | None = None) -> dict[str, Any]:
         place = self.machine.device, self.config.seed, self.machine.autocast
-        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *place, self.skipped, keep, self.peers)
+        how = *place, self.skipped, keep, self.peers, partial(self.display.clips, when=when)
+        return evaluate_tasks(model, avm, self.eval_tasks, self._eval_stream, *how)
 
     @property
     def _eval_stream(self) -> StreamConfig:
@@ -224,14 +228,15 @@ class Run(Training):
     def _report_evaluation(self, task: int, mean_recall: float) -> None:
         """One line per task, which stays on the terminal when the progress bar moves on."""
         counters = self.trainer.counters
-        after = "before the first task"
+        after, meaning = "before the first task", " (A: mean of R@1/5/10 over all tasks in %)"
         if task >= 0:
             after = f"after {self.tasks[task][0]} ({task + 1} of {len(self.tasks)})"
+            meaning = ""
         steps = f", {number_of(counters.skipped, 'non-finite step')} skipped" if counters.skipped else ""
         clips = f", skipped clips: {in_words(self.skipped.counts)}" if len(self.skipped) else ""
         held = f", memory holds {told(self.method.memory)}" if self.method.memory is not None and task >= 0 else ""
         self.display.say(
-            f"{self.config.method} {after}: step {counters.step}, mean recall {mean_recall:.1f}%{held}{steps}{clips}"
+            f"{self.title} {after}: step {counters.step}, A {mean_recall:.1f}{meaning}{held}{steps}{clips}"
         )
         if self.board:
             self.board.scalars({"mean recall": mean_recall}, counters.step)

@@ -52,13 +52,15 @@ class Display(Progress):
             self.say(f"{task.description}, step {task.completed:.0f} of {task.total:.0f}  {status}")
 
     @contextmanager
-    def clips(self, total: int) -> Iterator[Callable[[str, int], None]]:
-        """A bar over so many clips while the block lasts; gives a function to say what is done with how many more."""
-        bar, began, sofar = self.add_task("", total=total, status=""), time.monotonic(), 0
+    def clips(self, total: int, when: str = "") -> Iterator[Callable[[str, int], None]]:
+        """A bar over so many clips while the block lasts; gives a function to say what is done with how many more.
+        `when` is of a run: after task1."""
+        bar, began, sofar = self.add_task(plain(when), total=total, status=""), time.monotonic(), 0
 
         def done(what: str, count: int) -> None:
             nonlocal sofar
             sofar += count
+            what = f"{what} {when}".strip()
             self.update(bar, completed=sofar, description=plain(what))
             if sofar < total and self._silent_for_long():
                 left = (time.monotonic() - began) * (total / max(1, sofar) - 1)

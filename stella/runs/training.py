@@ -163,6 +163,7 @@ class Training(ABC):
                 {"kind": "start", "time": datetime.now(UTC).isoformat(), "step": counters.step} | self._team()
             )
             try:
+                self.display.at(counters.step, self._place())
                 self._evaluate_if_due()
                 while self._train_task():
                     self._evaluate_if_due()
@@ -260,12 +261,23 @@ class Training(ABC):
         return {} if alone else {"processes": self.peers.count, "restarts": restarts()}
 
     def _say_time(self, rate: float) -> None:
-        """Say once how long the rest takes, at the rate of the second record: the first includes start-up."""
+        """Say once how long the rest takes, at the rate of the second record (the first includes start-up) and in the
+        time of the fastest evaluation so far (the first may render its clips)."""
         self._rates += 1
+        if self._rates != 2:
+            return
         clips = self.stream.config.batch_size * self.trainer.config.accumulate  # of a step
-        left = (self.trainer.steps - self.trainer.counters.step) * clips / rate
-        if self._rates == 2 and left > 60:
-            self.display.say(f"about {number_of(round(left / 60), 'minute')} of training left at {rate:,.0f} clips/s")
+        training = (self.trainer.steps - self.trainer.counters.step) * clips / rate
+        took = [line["seconds"] for line in read_lines(self.folder.speed) if line["kind"] == "evaluation"]
+        evaluations = self._evaluations_left() * min(took, default=0.0)
+        if training + evaluations > 60:
+            minutes, more = number_of(max(1, round(training / 60)), "minute"), round(evaluations / 60)
+            and_of = f", and {more:,} of evaluations" if more else ""
+            self.display.say(f"about {minutes} of training left at {rate:,.0f} clips/s{and_of}")
+
+    def _evaluations_left(self) -> int:
+        """One after each task that has not ended, and one that is due."""
+        return len(self.stream.names) - self.stream.position.task + (self.stream.finished_task is not None)
 
     def _report_compiling(self) -> None:
         spent = self.machine.seconds_compiling()

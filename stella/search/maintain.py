@@ -18,6 +18,7 @@ from stella.search.catalogue import MODALITIES, Catalogue, Modality, ModelRow
 from stella.search.update import Counts, Update
 from stella.search.vectors import Mapped, Writer, remove_unknown
 
+NAMED = 5  # bad files, where an index is refused
 OVERLAP = 0.5  # unless told: what happens at the edge of one window is in the middle of another
 
 
@@ -90,12 +91,17 @@ def update(
             drop_models(catalogue, [row.id for row in catalogue.answering()[1:]])
         _tidy(catalogue)
     if not now.files.get("ok"):
-        reasons = Counter(bad.reason.split(";")[0] for bad in bad_files(catalogue))
-        folders = ", ".join(map(str, roots))
-        raise StellaError(
-            f"none of {number_of(reasons.total(), 'file')} of {folders} can be used ({in_words(reasons)})"
-        )
+        raise StellaError(_none_usable(bad_files(catalogue), roots))
     return Summary(work.counts, state(catalogue), switched, time.monotonic() - began)
+
+
+def _none_usable(bad: Sequence[BadFile], roots: Sequence[Path]) -> str:
+    """Names the first files: an index of nothing usable is not kept, so `--state` cannot list them."""
+    why = [one.reason.split(";")[0] for one in bad]
+    named = [f"{one.file} ({reason})" for one, reason in zip(bad, why, strict=True)][:NAMED]
+    more = f" and {len(bad) - NAMED:,} more" if len(bad) > NAMED else ""
+    of = f"none of {number_of(len(bad), 'file')} of {', '.join(map(str, roots))}"
+    return f"{of} can be used ({in_words(Counter(why))}): {', '.join(named)}{more}"
 
 
 def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) -> int:

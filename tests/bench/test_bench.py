@@ -157,7 +157,7 @@ def test_nothing_is_measured_where_no_step_is_taken() -> None:
 def test_ratios_are_to_the_first_row_of_the_same_batch(rows: dict[str, Row]) -> None:
     half = replace(rows["derpp"], clips_per_second=rows["finetune"].clips_per_second / 2)
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(rows_table([rows["finetune"], half, replace(half, batch=9)]))
+    console.print(rows_table([rows["finetune"], half, replace(half, batch=9)], "model tiny"))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert [line[3] for line in lines if len(line) == 10 and line[3][0].isdigit()] == ["1.00", "0.50", "1.00"]
 
@@ -167,8 +167,9 @@ def test_the_table_of_a_benchmark_fits_80_columns(rows: dict[str, Row]) -> None:
     row = replace(rows["stella"], name="stella_plus", batch=48, share=1.0, host_syncs=12)
     row = replace(row, clips_per_second=512.34, ms=1234.56, peak_gib=49.45, gflop_per_clip=408.123, tflops=512.3)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(rows_table([row]))
+    console.print(rows_table([row], "model tiny, float32, CPU with 2 cores"))
     text = console.export_text()
+    assert "synthetic clips: model tiny, float32, CPU with 2 cores" in " ".join(text.split())
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
     assert {"stella_plus", "48", "512.3", "1234.6", "49.45", "408", "512", "100%", "12"} <= {*text.split()}
 
@@ -183,6 +184,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = ["bench", *SIZES, "model.preset=tiny", "--methods", "er", "--batches", "5,48,5", "--steps", "2", *feed]
     done = CliRunner().invoke(app, values, catch_exceptions=False)
     assert done.exit_code == 1 and "er, batch 5:" in done.output
+    assert "packed clips: model tiny, float32, CPU with" in " ".join(done.output.split())
     assert "er, batch 48 failed:" in done.output and "has 12 clips, fewer than a batch of 48" in done.output
     assert [(line["batch"], line["feed"]) for line in csv.DictReader(out.open())] == [("5", "packed")]
     assert profiled == ["er, batch 5", "er, batch 48"]

@@ -131,6 +131,14 @@ def test_every_command_and_option_has_a_sentence_of_help() -> None:
             assert parameter.help and len(parameter.help.split()) > 2, (name, parameter.name)
 
 
+def test_the_default_that_help_shows_is_the_one_that_counts() -> None:
+    """Words stand for a default only where there is no value to show."""
+    for name, command in commands(get_command(app)):
+        for parameter in command.params:
+            worded = isinstance(getattr(parameter, "show_default", None), str)
+            assert not worded or parameter.default in (None, ""), (name, parameter.name, parameter.default)
+
+
 def test_a_wheel_has_every_file_of_the_package() -> None:
     """Recipes, weights and whatever else is no Python file."""
     root = Path(HERE)
@@ -290,15 +298,25 @@ def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(stella_demo, "RECIPE", str(recipe))
     monkeypatch.setattr(stella_demo, "FILMS", 1)
+    monkeypatch.setattr(stella_demo, "SHOWN", 1)
     done = run.invoke(app, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in ("Finetune", "DER++", "STELLA+", "class alone", "report.html"))
-    assert "acc(t, i) of DER++, seed 0" in " ".join(done.output.split())
+    assert "A of each task: DER++, seed 0" in " ".join(done.output.split())
     text = " ".join(done.output.split())
+    assert "Below the line: what guessing, perfect knowledge of one cue alone," in text
+    assert "DER++ before the first task: step 0, A " in text and "DER++ after task1 (1 of 2): step 1, A " in text
+    assert text.count("(A: mean of R@1/5/10 over all tasks in %)") == 3 and "mean recall" not in text
+    assert "Runs as short as these stay below what knowing the class" in text
+    assert "derpp" not in text.replace("demo/derpp", "")
     assert text.count("the sound of ") == 3 and text.count(" of 6 (") == 3
     for command in ("stella index VIDEOS INDEX --model", "stella search INDEX", "stella localise VIDEO.mp4 --model"):
         assert command in text
     folder = tmp_path / "demo"
     assert (folder / "report.html").read_text().count("What its sounds find") == 3
     assert all("<video" in (folder / f"found-{number}.html").read_text() for number in (1, 2, 3))
+    for number, rank in enumerate(re.findall(r"its own film (?:comes first|is number (\d))", text), 1):
+        assert (folder / f"found-{number}.html").read_text().count("<li>") == int(rank or 1)  # down to its own film
+    page = (folder / "report.html").read_text()
+    assert all(f'<a href="{name}">' in page for name in ("found-1.html", "found-2.html", "found-3.html", "heat.mp4"))
     assert (folder / "heat.mp4").stat().st_size > 10_000

@@ -134,7 +134,7 @@ def test_one_machine_needs_no_ray_and_many_say_what_is_missing(
     monkeypatch.setattr(pool, "START_METHOD", "fork")
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it fails
     assert run(mixed, tmp_path / "dst").clips == 9
-    with pytest.raises(StellaError, match=r"ray is not installed; pip install 'stella-av\[ray\]'"):
+    with pytest.raises(StellaError, match=r"ray is not installed; in a clone of stella: pip install '\.\[ray\]'"):
         run(mixed, tmp_path / "other", ray="local")
     with lock(tmp_path / "dst" / ".lock"), pytest.raises(StellaError, match="is in use by process"):
         run(mixed, tmp_path / "dst", ray="local")

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import stella
 from stella.cli import app
-from stella.config import resolve
+from stella.config import resolve, to_tree
 from stella.data.folder import Folder
 from stella.data.stream import StreamConfig
-from stella.embed import Embeddings, Model
+from stella.embed import Embeddings, Model, caveat
 from stella.embed.progress import Shown
 from stella.errors import ClipError, ConfigError, StellaError
 from stella.evaluate.retrieval import embed as evaluated
@@ -171,6 +171,14 @@ def test_what_is_neither_a_file_nor_an_array_with_its_rate_is_refused(model: Mod
         model.embed_audio(what)
 
 
+def test_a_missing_file_is_told_in_one_error(model: Model, tmp_path: Path) -> None:
+    """A traceback that begins with the system's own error says the same thing twice."""
+    for call in (model.embed_video, model.localise, stella.load):
+        with pytest.raises(StellaError, match="check the path") as caught:
+            call(tmp_path / "none.mp4")
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
 def test_settings_out_of_range_are_refused(model: Model) -> None:
     with pytest.raises(StellaError, match="batch=0 must be at least 1"):
         model.embed_video(GRID[0], batch=0)
@@ -219,6 +227,25 @@ def test_a_run_writes_how_its_inputs_are_made_and_can_be_used_at_once(tmp_path: 
     assert all(torch.equal(a, b) for a, b in zip(method.model.parameters(), model.cav.parameters(), strict=True))
 
 
+def test_a_run_on_scenes_says_of_real_files_that_it_knows_none(tmp_path: Path) -> None:
+    """As the shipped weights do; not what a learner makes of the user's own clips."""
+    config = to_tree(settle(resolve(RunConfig, None, ["method=finetune", "data.source=scenes"])))
+    other = config | {"data": {"source": "folder", "path": "videos"}}
+    bare = stella.load("base-tiny", "cpu")
+    for name, extra in {
+        "scenes": {"config": config},
+        "learner": {"config": config, "round": 1},
+        "videos": {"config": other},
+    }.items():
+        (tmp_path / name).mkdir()
+        weights.save(tmp_path / name / weights.FILE, bare.cav, None, extra)
+    run = str(tmp_path / "scenes")
+    assert caveat(run, ["dog.mp4"]).startswith(f"{run} knows rendered scenes, not the world")
+    assert caveat("base-tiny", ["dog.mp4"]) and not caveat(run, ["scenes-0-task1-eval-000000.mp4"])
+    assert not any(caveat(str(tmp_path / name), ["dog.mp4"]) for name in ("learner", "videos", "gone"))
+    assert not caveat("", ["dog.mp4"])
+
+
 def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None:
     with pytest.raises(StellaError, match=r"is a folder without model\.safetensors; give a finished run"):
         stella.load(tmp_path)
@@ -230,6 +257,8 @@ def test_an_unfinished_run_and_a_strange_folder_are_told(tmp_path: Path) -> None
         stella.load(tmp_path)
     with pytest.raises(StellaError, match=r"cannot be read .*weights that ship: base-small, base-tiny"):
         stella.load("nowhere")
+    with pytest.raises(StellaError, match=r"load takes a shipped name \(base-small.* or the path of .*; 3 is neither"):
+        stella.load(3)  # type: ignore[arg-type]
 
 
 def test_weights_that_do_not_state_their_inputs_are_told(tmp_path: Path) -> None:
@@ -330,7 +359,7 @@ def test_the_command_writes_vectors_and_lists_bad_files(tmp_path: Path) -> None:
     expected = [base.embed_both(videos / name) for name in ("a.mp4", "b.wav")]
     rows = torch.cat([each.vectors for both in expected for each in both if each is not None])
     for suffix in ("npz", "safetensors"):
-        out = tmp_path / f"v.{suffix}"
+        out = tmp_path / "new" / f"v.{suffix}"
         done = run.invoke(app, ["embed", str(videos), "--out", str(out), "--model", "base-tiny"])
         assert done.exit_code == 0 and "2 windows of video and 3 of sound of 2 files" in done.output, done.output
         found = dict(np.load(out)) if suffix == "npz" else {k: t.numpy() for k, t in load_file(out).items()}

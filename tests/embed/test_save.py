@@ -70,9 +70,9 @@ def test_a_missing_extra_is_told(model: Model, tmp_path: Path, monkeypatch: pyte
         return plain(name)
 
     monkeypatch.setattr(errors.importlib, "import_module", absent)
-    with pytest.raises(StellaError, match=r"pip install 'stella-av\[hub\]'"):
+    with pytest.raises(StellaError, match=r"pip install '\.\[hub\]'"):
         model.push_to_hub("me/stella")
-    with pytest.raises(StellaError, match=r"pip install 'stella-av\[onnx\]'"):
+    with pytest.raises(StellaError, match=r"pip install '\.\[onnx\]'"):
         model.export_onnx(tmp_path)
 
 

@@ -38,7 +38,7 @@ def seen(source: Path, clips: int = 8) -> tuple[list[str], str]:
 
 
 def test_silence_still_pictures_long_files_and_bad_ones_are_told(videos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "a.png"
+    out = tmp_path / "new" / "a.png"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Glyph")  # of fonts that lack a letter
         done = CliRunner().invoke(app, ["look", str(videos), "--out", str(out)])

@@ -111,7 +111,7 @@ def test_the_accuracy_table_has_the_slow_weights_below(runs: list[Path]) -> None
 
 def test_an_accuracy_table_has_the_method_and_the_seed(tmp_path: Path) -> None:
     tables = [shown(accuracy_table(read_run(write_run(tmp_path / m / "seed-4", m, 4)))) for m in ("derpp", "[red]new")]
-    assert "acc(t, i) of DER++, seed 4" in tables[0] and "acc(t, i) of [red]new, seed 4" in tables[1]
+    assert "A of each task: DER++, seed 4" in tables[0] and "A of each task: [red]new, seed 4" in tables[1]
 
 
 def test_the_recall_table_has_every_task_and_the_mean(runs: list[Path]) -> None:

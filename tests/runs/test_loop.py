@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import time
 from dataclasses import replace
@@ -27,6 +28,7 @@ from stella.model.avm import AVM
 from stella.model.cav import CAV
 from stella.report.page import write_page
 from stella.runs import loop as run_module
+from stella.runs import progress
 from stella.runs.build import build_method
 from stella.runs.config import model_config, settle
 from stella.runs.loop import pretrain
@@ -105,13 +107,22 @@ def test_what_is_said_where_there_is_no_terminal(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(run_module, "machine", lambda train: replace(plain(train), remark="not compiled here"))
     pretrain(quick("finetune"), tmp_path, console=Console(file=said, width=200))
     lines = [line.split(":")[0] for line in said.getvalue().splitlines()]
-    assert [line for line in lines if line.startswith(("not", "finetune"))] == [  # and the plan, see test_plan
+    assert [line for line in lines if line.startswith(("not", "Finetune"))] == [  # and the plan, see test_plan
         "not compiled here",
-        "finetune before the first task",
-        "finetune after one (1 of 3)",
-        "finetune after two (2 of 3)",
-        "finetune after three (3 of 3)",
+        "Finetune before the first task",
+        "Finetune after one (1 of 3)",
+        "Finetune after two (2 of 3)",
+        "Finetune after three (3 of 3)",
     ]
+
+
+def test_the_clips_that_a_run_measures_with_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENCE", -1.0)  # speaks at once
+    said = Console(file=io.StringIO(), width=200)
+    pretrain(quick("stella", "train.ema=0.9", "evaluate.batch=4"), tmp_path, console=said)
+    told = said.file.getvalue()  # type: ignore[attr-defined]
+    assert told.index("embedding one before the first task: 4 of ") < told.index("STELLA before the first task: step 0")
+    assert "matching two after three: " in told and "embedding one after one, slow weights: 4 of " in told
 
 
 def test_no_weight_depends_on_task_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Whole) -> None:
@@ -188,7 +199,7 @@ def test_metrics_hold_no_times_and_speed_does(whole: Whole) -> None:
 
 def test_tensorboard_is_asked_for_before_the_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
-    with pytest.raises(StellaError, match=r"pip install 'stella-av\[tensorboard\]'"):
+    with pytest.raises(StellaError, match=r"pip install '\.\[tensorboard\]'"):
         pretrain(quick("finetune", "train.tensorboard=true"), tmp_path, console=QUIET)
     assert not (tmp_path / "config.json").exists()
 
@@ -218,6 +229,7 @@ def test_tensorboard_gets_what_metrics_get_and_a_terminal_shows_it(
     assert {"loss/recon_a", "clips/s", "mean recall"} <= {name for name, _, _ in written}
     assert written[-1][0] == "closed"
     assert all(word in said.getvalue() for word in ("recon_a", "contrastive", "clips/s", "GB", "epoch 1 of 1"))
+    assert re.search("Finetune: one, epoch 1 of 1[^/]* [^ ]*0/9", said.getvalue())  # the bar has a name from the start
 
 
 def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def test_a_long_name_does_not_push_the_time_left_off_a_narrow_terminal() -> None
 def test_clips_into_a_file_are_counted_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now, file = [0.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Display(Console(file=file, width=200)) as display, display.clips(2000) as done:
+    with Display(Console(file=file, width=200)) as display, display.clips(2000, "after task3") as done:
         for batch in range(40):
             now[0] += 10.0
             done("embedding task1" if batch < 10 else "embedding task2", 50)
     assert file.getvalue().splitlines()[:2] == [
-        "embedding task1: 350 of 2,000, about 6 minutes left",
-        "embedding task2: 700 of 2,000, about 4 minutes left",
+        "embedding task1 after task3: 350 of 2,000, about 6 minutes left",
+        "embedding task2 after task3: 700 of 2,000, about 4 minutes left",
     ]
 
 

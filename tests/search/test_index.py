@@ -112,10 +112,16 @@ def test_an_index_of_nothing_usable_is_an_error(tmp_path: Path) -> None:
     source.mkdir()
     (source / "a.mp4").write_text("bad")
     index = Index(tmp_path / "index")
-    with pytest.raises(StellaError, match=r"none of 1 file of .*source can be used \(1 not a media file\)"):
+    why = r"none of 1 file of .*source can be used \(1 not a media file\): .*source/a\.mp4 \(not a media file\)$"
+    with pytest.raises(StellaError, match=why):
         index.update(source, model=FakeModel())
     assert not index.path.exists()
-    (source / "a.mp4").unlink()
+    for number in range(6):
+        (source / f"b{number}.mp4").write_text("bad")
+    with pytest.raises(StellaError, match=r"none of 7 files .*a\.mp4 .*b3\.mp4 \(not a media file\) and 2 more$"):
+        index.update(source, model=FakeModel())
+    for path in source.iterdir():
+        path.unlink()
     with pytest.raises(StellaError, match="holds no videos"):
         index.update(source, model=FakeModel())
     with pytest.raises(StellaError, match=r"base-tinny cannot be read"):
