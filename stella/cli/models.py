@@ -211,10 +211,8 @@ def bench(
     if out is not None:
         check_columns(out)
     rows = list(measure(configs, steps, packed, console).values())
-    facts, presets = (
-        environment(place),
-        sorted({config.model.preset or "of the weights" for config in configs.values()}),
-    )
+    facts = environment(place)
+    presets = sorted({config.model.preset or "of the weights" for config in configs.values()})
     device = facts["gpu"] or f"CPU with {number_of(facts['cores'], 'core')}"
     if rows and first():
         wide(120).print(rows_table(rows, f"model {', '.join(presets)}, {facts['precision']}, {device}"))
