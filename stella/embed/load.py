@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from stella.data.config import is_embedded
 from stella.data.scenes.export import is_scene
 from stella.embed.model import Model
 from stella.errors import StellaError
@@ -54,7 +55,8 @@ def _knows_scenes_alone(name: str) -> bool:
         extra = weights.read_extra(name)
     except StellaError:  # an index is left whose model is gone
         return False
-    return "round" not in extra and extra.get("config", {}).get("data", {}).get("source") == "scenes"
+    source = extra.get("config", {}).get("data", {}).get("source", "")
+    return "round" not in extra and bool(source) and is_embedded(source)
 
 
 def _device(device: str | torch.device | None) -> torch.device:
