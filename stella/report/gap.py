@@ -96,10 +96,13 @@ def pairs(groups: Sequence[Group]) -> Markup | None:
 
 def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str, paper: str) -> Any:
     """Label, colour and `evaluate.pairs.plane` of each method; video is filled, audio hollow."""
-    rows = -(-len(found) // PAIRS)
-    figure, _ = new_figure(2.15 * PAIRS, 2.35 * rows + 0.2)
+    columns = min(PAIRS, max(3, len(found)))
+    rows = -(-len(found) // columns)
+    figure, _ = new_figure(8.6, (8.6 / columns + 0.3) * rows + 0.3)
     figure.clear()
-    axes = figure.subplots(rows, PAIRS, squeeze=False, sharex=True, sharey=True).flatten()
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    every = np.concatenate([np.array(plane["pairs"]).reshape(-1, 2) for _, _, plane in found])
+    middle, half = (every.max(0) + every.min(0)) / 2, 0.53 * np.ptp(every, axis=0).max()
     for axis in axes[len(found) :]:
         axis.set_visible(False)
     for axis, (label, colour, plane) in zip(axes, found, strict=False):
@@ -108,7 +111,7 @@ def new_pairs_figure(found: Sequence[tuple[str, str, dict[str, Any]]], line: str
         axis.plot(points[:, 0], points[:, 1], "o", ms=3.4, mfc=paper, color=colour, mew=0.9, label="audio")
         axis.plot(points[:, 2], points[:, 3], "o", ms=3.4, color=colour, mew=0.9, label="video")
         axis.set_title(f"{label} ({plane['share']:.0%} of the variance)", fontsize=7.5, loc="left")
-        axis.set_aspect("equal", adjustable="box")
+        axis.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), box_aspect=1)
         axis.tick_params(labelsize=6.5)
         axis.locator_params(axis="x", nbins=4)  # so that the labels of neighbours keep apart
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", frameon=False, ncols=2, fontsize=7.5)

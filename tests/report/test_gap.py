@@ -5,6 +5,7 @@ from itertools import combinations
 from math import dist
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.run_files import write_run
 
@@ -69,3 +70,17 @@ def test_pairs_and_fading_attention_are_on_the_page_of_runs_that_have_them(tmp_p
     (runs[1] / "fading.png").write_bytes(b"picture")
     page = write_page(runs, tmp_path / "page.html").read_text()
     assert "STELLA (30% of the variance)" in page and "ER (" not in page and page.count("base64,cGljdHVyZQ==") == 1
+
+
+@pytest.mark.parametrize("methods", [1, 3, 5])
+def test_pairs_have_one_scale_and_whole_titles(methods: int) -> None:
+    tall = {"share": 0.44, "pairs": [[-0.2, -0.9, 0.1, 0.9], [0.0, 0.3, 0.1, 0.4]]}
+    figure = gap.new_pairs_figure([(f"method {n}", "#444444", tall) for n in range(methods)], "#cccccc", "#ffffff")
+    figure.draw_without_rendering()
+    axes = [axis for axis in figure.axes if axis.get_visible()]
+    assert len(axes) == methods
+    for axis in axes:
+        box = axis._left_title.get_window_extent()
+        assert box.y1 <= figure.bbox.y1 and box.x1 <= figure.bbox.x1
+        width, height = axis.get_window_extent().size
+        assert np.ptp(axis.get_xlim()) / width == pytest.approx(np.ptp(axis.get_ylim()) / height, rel=0.01)
