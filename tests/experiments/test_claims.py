@@ -9,6 +9,7 @@ from stella.runs.record import Spread
 
 # Page, what it says, and the differences in it: the first row minus the second, in this figure.
 T, S, F = "table1", "table1-small", "table1-full"
+WITH_CODEC = "stella_plus-dct derpp-dct A|stella_plus-dct derpp-dct slow_A"
 CLAIMS = [
     (T, "Chorus is {} and {} above MIR (shuffled {} and {})", "chorus mir-dct A|chorus mir-dct slow_A|*"),
     (T, "{} and {} above ER (shuffled {} and {})", "chorus er-dct A|chorus er-dct slow_A|*"),
@@ -32,8 +33,11 @@ CLAIMS = [
     (S, "{} and {} above DER++ with unlimited memory", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
     (S, "Chorus is {} and {} above it and forgets less", "chorus er-dct-3 A|chorus er-dct-3 slow_A"),
     (S, "{} and {} above ER with 3 past clips", "@chorus er-dct-3 A|@chorus er-dct-3 slow_A"),
-    (S, "past clips, {} and {} above ER with the codec.", "@chorus er-dct A|@chorus er-dct slow_A"),
+    (S, "past clips, {} and {} above ER with the codec,", "@chorus er-dct A|@chorus er-dct slow_A"),
+    (S, "Chorus is {} and {} above it with the codec", "chorus mir-dct A|chorus mir-dct slow_A"),
+    (S, "{} and {} above MIR with it (four seeds)", "@chorus mir-dct A|@chorus mir-dct slow_A"),
     (S, "With it STELLA+ is {} below DER++", "derpp-dct stella_plus-dct A"),
+    (S, "STELLA {} (shuffled {}), each on every seed", "derpp-dct stella-dct A|@derpp-dct stella-dct A"),
     (S, "STELLA is {} below DER++, on every seed", "derpp stella A"),
     (S, "STELLA+ is {} above STELLA, cannot be told from DER++ in A ({})", "stella_plus stella A|stella_plus derpp A"),
     (S, "forgets less on every seed (F {})", "stella_plus derpp F"),
@@ -51,7 +55,11 @@ CLAIMS = [
     (F, "STELLA is below DER++ here too, by {};", "derpp stella A"),
     (F, "DER++ is {} above ER**", "derpp er A"),
     (F, "ER with the codec has 23.3 ± 0.3, {} above ER", "er-dct er A"),
-    (F, "unlimited memory ({}, slow {})", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
+    (F, "STELLA+ cannot be told from DER++ any more ({}, slow {})", WITH_CODEC),
+    (F, "on every seed (slow {} and {}, whose", "derpp-dct er-dct slow_A|stella_plus-dct er-dct slow_A"),
+    (F, "above DER++ with the codec by {} (slow {})", "chorus derpp-dct A|chorus derpp-dct slow_A"),
+    (F, "STELLA+ with it by {} ({})", "chorus stella_plus-dct A|chorus stella_plus-dct slow_A"),
+    (F, "unlimited memory by {} ({})", "chorus derpp-unlimited A|chorus derpp-unlimited slow_A"),
     (F, "DER++ with unlimited memory is {} above it", "derpp-unlimited multitask A"),
 ]
 EVERY_SEED = [  # which the pages say: more of the figure on every seed that both have
@@ -64,7 +72,10 @@ EVERY_SEED = [  # which the pages say: more of the figure on every seed that bot
     (S, "chorus er-dct-3 A|chorus er-dct-3 slow_A|er-dct-3 chorus F|@chorus er-dct-3 A|@chorus er-dct-3 slow_A"),
     (S, "chorus derpp-unlimited A|@chorus derpp-unlimited A|@chorus multitask A|@chorus multitask slow_A"),
     (S, "derpp stella A|@derpp stella A|derpp er A|@derpp er A|derpp stella_plus F|@derpp stella_plus F"),
-    (S, "er stella_plus F|@er stella_plus F"),
+    (S, "er stella_plus F|@er stella_plus F|chorus mir-dct A|@chorus mir-dct A|derpp-dct stella_plus-dct A"),
+    (S, "@derpp-dct stella_plus-dct A|derpp-dct stella-dct A|@derpp-dct stella-dct A"),
+    (F, "derpp-dct er-dct A|stella_plus-dct er-dct A|chorus derpp-dct A|chorus stella_plus-dct A"),
+    (F, "derpp-dct multitask A|stella_plus-dct multitask A"),
     (F, "stella_plus derpp A|stella_plus derpp slow_A|derpp stella_plus F|derpp stella_plus slow_F|er stella_plus F"),
     (F, "chorus derpp-unlimited A|chorus derpp-unlimited slow_A|multitask stella_plus A|derpp stella A|stella er A"),
 ]

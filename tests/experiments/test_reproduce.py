@@ -293,7 +293,8 @@ def test_a_csv_beside_the_table_of_a_like_comparison_is_refused(like: str, tmp_p
 def test_a_csv_of_another_kind_is_refused(name: str, csv: str, column: str, tmp_path: Path) -> None:
     text = "name,batch,clips_per_second\noriginal/er,9,100\n"
     if csv != "speed.csv":
-        text = (RESULTS / "table1-full" / "results.csv").read_text()
+        lines = (RESULTS / "table1-full" / "results.csv").read_text().splitlines()
+        text = "\n".join([lines[0], *(line for line in lines if line.startswith("original/er,"))])
     (file := tmp_path / Path(csv).name).write_text(text)
     with pytest.raises(StellaError, match=f"is not of {name}: it has no column {column}; give another"):
         show(name, file, Console(file=io.StringIO()))

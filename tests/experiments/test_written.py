@@ -68,7 +68,8 @@ def test_the_readme_has_the_same_figures() -> None:
 
 SETTINGS = [("table1", "original"), ("table1", "shuffled"), ("table1-small", "original"), ("table1-full", "original")]
 NAMES = PLAIN | {"Multitask": "multitask", "ER, codec": "er-dct", "ER, codec, three past clips": "er-dct-3"}
-NAMES |= {"Chorus**, codec": "chorus"}
+NAMES |= {"Chorus**, codec": "chorus", "MIR, codec": "mir-dct"}
+NAMES |= {"DER++, codec": "derpp-dct", "STELLA+, codec": "stella_plus-dct"}
 
 
 def test_the_readme_has_the_figures_of_every_setting() -> None:
@@ -76,7 +77,7 @@ def test_the_readme_has_the_figures_of_every_setting() -> None:
     for label, row in shown.items():
         expected = [written(results(page).get(f"{order}/{NAMES[label]}", []), "A") for page, order in SETTINGS]
         assert row == [cell.replace("–", "") for cell in expected], label
-    assert len(shown) == 10
+    assert len(shown) == 13
 
 
 def test_slow_weights_change_what_is_written() -> None:

@@ -181,6 +181,49 @@ def test_why_stella_is_below_derpp_is_written_as_it_was_found() -> None:
             assert not cell or cell.replace("+", "") == differences, label
 
 
+PRUNED = {
+    "any patches of the more important half pruned, as many": "any of the important patches pruned",
+    "sharper C: its logits times 10": "sharper C: logits times 10",
+    "pruned in past clips alone": "pruned in drawn clips alone",
+    "no pruning, a quarter drawn by importance, the rest uniformly": (
+        "no pruning, a quarter by importance, the rest drawn uniformly"
+    ),
+    "no penalty": "STELLA, no penalty",
+    "Random: a random half": "neither: a random half",
+}
+
+
+def test_what_in_pruning_costs_a_is_written_as_it_was_found() -> None:
+    found = read("room/chosen.csv")
+    shown = table("room/README.md", "| | A | F | slow A | − STELLA: working, slow | − no pruning")
+    assert {PRUNED.get(label, label) for label in shown} == set(found)
+    bases = found["STELLA"], found["no pruning (LPIS only)"]
+    for label, row in shown.items():
+        rows = found[PRUNED.get(label, label)]
+        own = [f"{spread(rows, of).mean:.2f} ± {spread(rows, of).deviation:.2f}" for of in ("A", "slow_A")]
+        assert len(rows) == 5 and [row[0], row[1], row[2]] == [own[0], spread(rows, "F").short, own[1]], label
+        for cell, base in zip(row[3:], bases, strict=True):
+            differences = ", ".join(signed(str(less(rows, base, of))) for of in ("A", "slow_A"))
+            assert (not cell and rows is base) or cell.replace("+", "") == differences, label
+    text, (stella, unpruned) = prose("room/README.md"), bases
+    video, audio = found["pruned in video alone"], found["pruned in audio alone"]
+    assert f"and F is {less(unpruned, video, 'F')} lower" in text
+    assert f"Pruned in audio alone F is {less(unpruned, audio, 'F')} lower" in text
+    assert f"F is a little higher ({less(found['any of the important patches pruned'], stella, 'F')}" in text
+    assert min(less(found["any of the important patches pruned"], stella, "F").values) > 0
+    assert min(less(video, stella, "A").values) > 0
+
+
+SEEN_BY = ("A", "A on 0.5", "A by STELLA", "A by no pruning", "A by uniform importance")
+
+
+def test_a_on_selected_patches_is_written_as_it_was_found() -> None:
+    found, shown = read("room/chosen.csv"), table("room/README.md", "| A, evaluated on | all patches | a random half |")
+    assert len(shown) == 7
+    for label, row in shown.items():
+        assert row == list(spreads(found[PRUNED.get(label, label)], *SEEN_BY)), label
+
+
 def test_what_pruning_takes_is_written_as_it_is() -> None:
     shown = table("room/README.md", "| share of patches kept")
     found = grouped("room/pruned.csv", "patches", "rule")
