@@ -136,8 +136,7 @@ def _prepare(
     plan = Plan(dst, writer.next)
     made = {*writer.sources.values(), *plan.archives}
     check_names(plan.folders, material, made, away.there if away else dst)
-    if not is_remote(material.root):
-        plan.add_folder(str(material.root.resolve()))
+    plan.add_folder(str(material.root.resolve()))
     groups, works = _planned(plan, material, settings, writer, skipped)
     watch = Watch(material, skipped, bar, tell)
 
@@ -245,8 +244,8 @@ def _summary(
     )
     if material.listed:
         return replace(summary, missing=missing, listed=len(material.rows), wanted=len(material.kept))
-    if material.archives:
-        return summary
+    if material.archives or any(is_address(each) for each in folders if each != str(material.root.resolve())):
+        return summary  # what lies at an address is known while it is prepared, not later
     return replace(summary, gone=gone_of({*writer.sources.values()} - {*material.files}, folders))
 
 

@@ -17,6 +17,7 @@ import torch
 from helpers.media_files import write_video
 from helpers.processes import alive, wait_for
 from typer.testing import CliRunner
+from upath import UPath
 
 from stella.cli import app
 from stella.data import cut, prepare
@@ -48,7 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(src: Path, dst: Path, **more: Any) -> prepare.Summary:
+def run(src: Path | str, dst: Path, **more: Any) -> prepare.Summary:
     return prepare.prepare(src, dst, **(SMALL | {"workers": 2} | more))
 
 
@@ -332,6 +333,18 @@ def test_of_several_folders_only_files_that_are_in_none_are_gone(tmp_path: Path)
     assert (second.clips, second.added, second.gone) == (3, 1, ()) and "gone" not in str(second)
     (tmp_path / "one" / "b.mp4").unlink()
     assert run(tmp_path / "two", tmp_path / "dst").gone == ("b.mp4",)
+
+
+def test_files_of_an_address_are_gone_only_when_it_is_prepared_again(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.mp4", "b.mp4", "here/c.mp4")):
+        write_video(tmp_path / name, seed=number)
+    far = UPath(f"memory://{tmp_path}/far")
+    for name in ("a.mp4", "b.mp4"):
+        (far / name).write_bytes((tmp_path / name).read_bytes())
+    run(str(far), tmp_path / "dst")
+    (far / "b.mp4").unlink()
+    assert run(str(far), tmp_path / "dst").gone == ("b.mp4",)
+    assert run(tmp_path / "here", tmp_path / "dst").gone == ()
 
 
 def test_without_one_usable_clip_the_command_fails(tmp_path: Path) -> None:
