@@ -53,15 +53,21 @@ def _import(place: str) -> type[Method]:
 METHODS: dict[str, type[Method]] = {name: _import(place) for name, place in FOUND_IN.items()}
 
 
+def own_file(name: str) -> Path | None:
+    """The file of a method outside of this package."""
+    file, colon, _ = name.rpartition(":")
+    return Path(file) if colon and file.endswith(".py") else None
+
+
 def find(name: str) -> type[Method]:
     """A method by its name here, or by `FILE.py:CLASS`: a class derived from `Method` in a file of one's own."""
     if name in METHODS:
         return METHODS[name]
-    file, colon, title = name.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    file, title = own_file(name), name.rpartition(":")[2]
+    if file is None:
         near = nearest(name, METHODS)
         raise ConfigError(f"unknown method {name!r}{near} (known: {', '.join(METHODS)}, or FILE.py:CLASS)")
-    found = getattr(_load(Path(file).absolute()), title, None)
+    found = getattr(_load(file.absolute()), title, None)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"{file} has no class {title} derived from stella.methods.Method; name one that it has")
     return found

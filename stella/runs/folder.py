@@ -38,6 +38,7 @@ class RunFolder:
         self.metrics = self.root / "metrics.jsonl"
         self.speed = self.root / "speed.jsonl"
         self.skipped = self.root / "skipped.jsonl"
+        self.method = self.root / "method.py"  # its file, if the method is not one of the package's
         self.clips = self.root / "clips.csv"  # of runs on files
         self.examples = self.root / "examples.json"  # pictures for the page
         self.pairs = self.root / "pairs.json"  # audio and video embeddings of one task in two dimensions

@@ -24,6 +24,7 @@ from stella.evaluate.forgetting import summary
 from stella.evaluate.pairs import plane
 from stella.evaluate.retrieval import Embeddings
 from stella.files import explain_full_disk, read_json, write_bytes, write_json
+from stella.methods import find, own_file
 from stella.model import weights
 from stella.model.avm import AVM
 from stella.model.cav import CAV
@@ -51,7 +52,7 @@ def pretrain(
 
     SIGTERM and Ctrl-C save a checkpoint and stop; the result then has an exit code.
     """
-    config, folder, console = settle(config), RunFolder(run or _free(RUNS)), console or Console()
+    config, folder, console = settle(config), RunFolder(run or free_folder(RUNS)), console or Console()
     again = "nothing up to the last checkpoint is lost: free some space and continue with --resume"
     with (
         processes(config.train.patience_minutes, config.train.device) as peers,
@@ -99,7 +100,7 @@ def resume(
     return result
 
 
-def _free(root: Path) -> Path:
+def free_folder(root: Path) -> Path:
     """This folder, or the first of root-2, root-3, … that is not there; of what torchrun starts again the last one."""
     number, last, free = 1, None, root
     while free.exists():
@@ -121,6 +122,17 @@ def check_unchanged(folder: RunFolder, config: RunConfig) -> None:
     """Refuse to resume a run with another configuration, as far as results depend on it."""
     if changed := changed_keys(to_tree(settle(stored_config(folder))), config):
         raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
+    file = own_file(config.method)
+    if file and folder.method.exists() and folder.method.read_bytes() != file.read_bytes():
+        raise StellaError(
+            f"{folder.root} was started with another version of {file}, which is {folder.method}; restore it, or give "
+            "the new version a name of its own"
+        )
+
+
+def _keep_method(folder: RunFolder, method: str) -> None:
+    if file := own_file(method):
+        write_bytes(folder.method, file.read_bytes())
 
 
 def open_tasks(config: DataConfig, workers: bool, device: str) -> tuple[Tasks, Tasks]:
@@ -135,7 +147,7 @@ class Run(Training):
         self, config: RunConfig, folder: RunFolder, console: Console, stop: Stop, peers: Peers = ALONE
     ) -> None:
         self.config, place = config, machine(config.train)
-        here = environment(place) | ({"job": job()} if job() else {})
+        here = environment(place) | {"title": find(config.method).title} | ({"job": job()} if job() else {})
         facts = with_earlier(here, folder.environment)
         super().__init__(config, folder, console, stop, place, facts, peers)
 
@@ -162,6 +174,7 @@ class Run(Training):
         self.imported: list[str] = []
         self.method = build_method(config, device, initial, passes(self.tasks, config.stream), self.imported.extend)
         if self.peers.first:
+            _keep_method(self.folder, config.method)
             keep_clips(self.folder.clips, self.tasks, self.eval_tasks, self.folder.started)
         shown = [("all tasks", join([source for _, source in self.tasks]))] if self.method.joint else self.tasks
         stream = Stream(shown, config.stream, device, self.skipped, self.peers)

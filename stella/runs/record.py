@@ -68,8 +68,10 @@ class RunRecord:
 
     @property
     def title(self) -> str:
-        """The method's name in tables; its class or key if it is not one of this version's methods."""
-        return METHODS[self.method].title if self.method in METHODS else self.method.rpartition(":")[2]
+        """The method's name in tables."""
+        if self.method in METHODS:
+            return METHODS[self.method].title
+        return str(self.environment.get("title", self.method.rpartition(":")[2]))
 
     @property
     def seed(self) -> int:

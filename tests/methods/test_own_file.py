@@ -4,6 +4,7 @@ import io
 import pickle
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 from stella.cli import app
 from stella.config import build
-from stella.errors import ConfigError
+from stella.errors import ConfigError, StellaError
+from stella.experiments.recipe import runs
 from stella.methods import find
 from stella.methods.finetune import Finetune
 from stella.runs.build import build_method
@@ -35,11 +37,28 @@ def test_the_example_of_the_docs_runs_from_its_own_file_and_resumes_from_elsewhe
     (tmp_path / "mine.py").write_text(example)
     monkeypatch.chdir(tmp_path)
     result = pretrain(quick("mine.py:LateReplay", "args.half_life=3.0"), tmp_path / "run", console=QUIET)
-    assert result.finished and read_run(tmp_path / "run").title == "LateReplay"
+    assert result.finished and read_run(tmp_path / "run").title == "Late replay"
     monkeypatch.chdir("/")
     assert resume(tmp_path / "run", console=QUIET).finished
+    assert (tmp_path / "run" / "method.py").read_text() == example
+    (tmp_path / "mine.py").write_text(example.replace("0.5", "0.9"))
+    with pytest.raises(StellaError, match=r"was started with another version of .*mine\.py, which is .*method\.py"):
+        resume(tmp_path / "run", console=QUIET)
+    (tmp_path / "mine.py").write_text(example)
     shown = CliRunner().invoke(app, ["methods", f"{tmp_path / 'mine.py'}:LateReplay"])
     assert "half_life" in shown.output and "Late replay" in shown.output
+
+
+def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
+    text = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.S)[0]
+    (tmp_path / "mine.toml").write_text(text)
+    configs = runs(str(tmp_path / "mine.toml"))
+    assert configs["original/late-dct-50"].args == {"half_life": 50} and len(configs) == 3
+    theirs = runs("table1")["original/er-dct"]
+    assert replace(theirs, data=replace(theirs.data, tasks=())) == configs["original/er-dct"]
+    (tmp_path / "mine.toml").write_text(text.replace("cost = ", "# "))
+    with pytest.raises(ConfigError, match=r"mine\.toml: this table is incomplete: add cost"):
+        runs(str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(
