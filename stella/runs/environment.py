@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def environment(run: Runtime) -> dict[str, Any]:
     """Facts of this machine and checkout, for environment.json."""
     return {
         **_checkout(),
+        "stella": metadata.version("stella-av"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "platform": platform.platform(),
@@ -29,9 +31,10 @@ def environment(run: Runtime) -> dict[str, Any]:
 
 
 def provenance(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Commit and hardware out of `environment`, as columns of results."""
+    """Commit and hardware out of `environment`, as columns of results. Without a checkout the version."""
     hardware = facts["gpu"] or f"{facts['cores']}-core {facts['processor']}"
-    return {"commit": facts["commit"], "changed_files": facts["changed_files"], "hardware": hardware}
+    commit = facts["commit"] or (f"version {facts['stella']}" if "stella" in facts else None)
+    return {"commit": commit, "changed_files": facts["changed_files"], "hardware": hardware}
 
 
 def _checkout() -> dict[str, Any]:
@@ -67,4 +70,5 @@ def with_earlier(facts: Line, file: Path) -> Line:
 
 def where(facts: Line) -> str:
     found = provenance(facts)
-    return f"commit {str(found['commit'])[:10]} on {found['hardware']}"
+    code = f"commit {facts['commit'][:10]}" if facts["commit"] else found["commit"] or "an unknown commit"
+    return f"{code} on {found['hardware']}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stella.runs import environment as module
-from stella.runs.environment import environment
+from stella.runs.environment import environment, provenance, where
 from stella.train.device import runtime
 
 
@@ -37,3 +37,10 @@ def test_a_commit_is_that_of_this_package_or_none(tmp_path: Path, monkeypatch: p
     assert found()[1] == 1
     monkeypatch.setenv("STELLA_COMMIT", "given")
     assert found() == ("given", None)
+
+
+def test_without_a_checkout_results_name_the_version() -> None:
+    facts = {"commit": None, "changed_files": None, "stella": "0.1.0", "gpu": "G"}
+    assert provenance(facts)["commit"] == "version 0.1.0" and where(facts) == "version 0.1.0 on G"
+    assert where(facts | {"commit": "0123456789ab"}) == "commit 0123456789 on G"
+    assert provenance({key: value for key, value in facts.items() if key != "stella"})["commit"] is None
