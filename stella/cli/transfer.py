@@ -8,6 +8,8 @@ import typer
 from stella.cli.common import Overrides, console, say, split, typed
 from stella.errors import StellaError, number_of
 
+FOLDER = "runs/TASK-MODEL, or the next of runs/TASK-MODEL-2, …"
+
 
 def transfer(
     context: typer.Context,
@@ -33,7 +35,7 @@ def transfer(
     ] = None,
     slow: Annotated[bool, typer.Option("--slow", help="Use the slow weights of a run (train.ema).")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the head and of the order.")] = 0,
-    run: Annotated[Path | None, typer.Option(help="New folder for the run.", show_default="runs/TASK-MODEL")] = None,
+    run: Annotated[Path | None, typer.Option(help="New folder for the run.", show_default=FOLDER)] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a downstream run to resume.", show_default="none")
     ] = None,
@@ -43,6 +45,7 @@ def transfer(
     `stella config transfer` lists the keys that a downstream run has besides those of data, stream, train and evaluate.
     """
     from stella.report.predictions import predictions_sheet
+    from stella.runs.loop import free_folder
     from stella.transfer import run as runs
     from stella.transfer.config import run_name, transfer_config
 
@@ -60,7 +63,7 @@ def transfer(
         given += ["head.probe=true"] if probe else []
         given += [f"head.frozen={str(frozen).lower()}"] if frozen is not None else []
         config = transfer_config(task, _data(name), given)
-        result = runs.transfer(config, run or Path("runs") / run_name(config), console=console)
+        result = runs.transfer(config, run or free_folder(Path("runs", run_name(config))), console=console)
     if result.finished:
         end = result.end
         figures = ", ".join(f"{_in_words(name)} {value:.1f}" for name, value in end["test"].items())

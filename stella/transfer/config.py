@@ -170,5 +170,7 @@ def features_key(config: TransferConfig, part: str, clips: str) -> str:
 
 
 def run_name(config: TransferConfig) -> str:
-    """The default folder's name: task and model."""
-    return f"{config.task}-{Path(config.weights.source).stem.replace(':', '-') or 'model'}"
+    """The default folder's name: task and model; of a run of a comparison its method too."""
+    source = Path(config.weights.source)
+    model = f"{source.parent.name}-{source.name}" if source.name.startswith("seed-") else source.stem
+    return f"{config.task}-{model.replace(':', '-') or 'model'}"

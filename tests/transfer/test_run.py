@@ -34,7 +34,7 @@ from stella.train import trainer
 from stella.train.checkpoint import Checkpoints
 from stella.transfer.base import Downstream
 from stella.transfer.classify import Classify
-from stella.transfer.config import transfer_config
+from stella.transfer.config import run_name, transfer_config
 from stella.transfer.run import PREDICTIONS, TransferRun, _keep_predictions, resume, transfer
 from stella.transfer.segment import Segment
 
@@ -319,6 +319,20 @@ def test_a_finished_run_is_not_done_again(file: Path, tmp_path: Path) -> None:
         go("classify", file, tmp_path)
     with pytest.raises(StellaError, match=r"started otherwise: train\.lr was"):
         go("classify", file, tmp_path, "train.lr=1", again=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "folder"),
+    [
+        ("runs/c/derpp/seed-0", "classify-derpp-seed-0"),
+        ("runs/c/mine.py:Mine/seed-1", "classify-mine.py-Mine-seed-1"),
+        ("runs/a", "classify-a"),
+        ("random:tiny", "classify-random-tiny"),
+        ("m/model.safetensors", "classify-model"),
+    ],
+)
+def test_runs_of_a_comparison_have_folders_of_their_own(source: str, folder: str) -> None:
+    assert run_name(transfer_config("classify", None, [f"weights.source={source}"])) == folder
 
 
 def test_a_run_resumes_with_the_weights_it_was_started_with(file: Path, tmp_path: Path) -> None:
