@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from stella.cli.common import Overrides, Recipe, console, integers, listed, say, split, wide
+from stella.cli.common import Overrides, Recipe, console, integers, listed, say, split, typed, wide
 from stella.errors import StellaError
 
 Processes = Annotated[
     int, typer.Option(min=1, help="Number of runs at a time, each in its own process. Small models leave a GPU idle.")
 ]
+RUN_OPTIONS = ("--seeds", "--seeds-list", "--only", "--orders", "--processes", "--out")
 
 
 def demo(out: Annotated[Path, typer.Option(help="Folder for the runs and the page.")] = Path("demo")) -> None:
@@ -79,20 +80,17 @@ def compare(
     processes: Processes = 1,
     out: Annotated[Path, typer.Option(help="Folder for the runs, results.csv and the page.")] = Path("runs/compare"),
 ) -> None:
-    """Train several methods with several seeds, then print a table and write a page. Finished runs are skipped."""
-    from dataclasses import replace
+    """Train several methods with several seeds, then print a table and write a page. Finished runs are skipped.
 
+    A hyper-parameter, args.KEY=VALUE, goes to the methods that have it.
+    """
     from stella.experiments.recipe import run_config
-    from stella.experiments.runner import run_all
-    from stella.methods import find
+    from stella.experiments.runner import run_all, with_methods
     from stella.report.page import write_page
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, read_run
 
-    base = run_config(*split(recipe, values))
-    for name in listed(methods):
-        find(name)  # refuses an unknown one
-    configs = {name: replace(base, method=name) for name in listed(methods)}
+    configs = with_methods(run_config(*split(recipe, values)), listed(methods))
     outcome = run_all(configs, range(seeds), out, console, processes)
     if not outcome.exit_code:
         runs = [read_run(run) for run in outcome.runs]
@@ -102,6 +100,7 @@ def compare(
 
 
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str | None, typer.Argument(help="Name or path of a reproduction's recipe.", show_default="list all")
     ] = None,
@@ -134,6 +133,8 @@ def reproduce(
         page.print(paper.listing())
         page.print(coverage())
     elif results is not None:
+        if left_out := [each.opts[0] for each in typed(context) if each.opts[0] in RUN_OPTIONS]:
+            raise StellaError(f"--from shows all runs of {results}, beside it; leave {', '.join(left_out)} out")
         paper.show(name, results, page, values or [])
     else:
         recipe = load(name)

@@ -106,8 +106,8 @@ class Recipe:
                 said.append(f"{override} does not apply to {', '.join(ignoring)}: a variant's own value wins.")
             said += [
                 f"{override} does not apply to the order {name}: its own value wins."
-                for name in orders or self.orders
-                if key in _keys(self.orders[name].set)
+                for name in self.orders
+                if (not orders or name in orders) and key in _keys(self.orders[name].set)
             ]
         return said
 
@@ -236,7 +236,10 @@ def load(recipe: str) -> Recipe:
             raise ConfigError(f"{key} in {recipe} must be a table of tables")
         tree[key] = {each: build(cls, of, f"{key}.{each}.") for each, of in tables.items()}
     own = {key: value for key, value in tree.items() if key in OF_A_REPRODUCTION}
-    return build(Recipe, own | {"base": _of_a_run(tree)})
+    try:
+        return build(Recipe, own | {"base": _of_a_run(tree)})
+    except ConfigError as error:
+        raise ConfigError(f"{find(recipe, Path(), names)}: {error}") from error
 
 
 def runs(

@@ -2,15 +2,16 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from stella.config import nearest
 from stella.errors import StellaError, number_of
 from stella.experiments.pool import in_processes
 from stella.experiments.results import collect
-from stella.methods import METHODS
+from stella.methods import METHODS, find
 from stella.runs.build import check
 from stella.runs.config import RunConfig, settle
 from stella.runs.folder import RunFolder
@@ -42,6 +43,20 @@ class Job:
 
 
 Results = Generator[tuple[Job, RunResult], None, None]
+
+
+def with_methods(base: RunConfig, methods: Sequence[str]) -> dict[str, RunConfig]:
+    """The configuration with each method; each takes those of the `args` that it knows."""
+    known = {name: {field.name for field in fields(find(name).Config)} for name in methods}
+    every = set[str]().union(*known.values())
+    if strange := base.args.keys() - every:
+        key = min(strange)
+        near = nearest(key, every, "args.")
+        raise StellaError(f"args.{key} is a key of none of {', '.join(methods)}{near}; see stella methods NAME")
+    return {
+        name: replace(base, method=name, args={key: base.args[key] for key in base.args if key in known[name]})
+        for name in methods
+    }
 
 
 def run_all(

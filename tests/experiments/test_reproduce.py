@@ -130,7 +130,7 @@ def test_runs_can_be_chosen() -> None:
     ],
 )
 def test_wrong_names_are_answered_with_the_right_ones(args: list[str], said: str, tmp_path: Path) -> None:
-    failed = stella.invoke(app, ["reproduce", *args, "--out", str(tmp_path)])
+    failed = stella.invoke(app, ["reproduce", *args, *([] if "--from" in args else ["--out", str(tmp_path)])])
     assert isinstance(failed.exception, StellaError) and said in str(failed.exception)
 
 

@@ -22,7 +22,7 @@ from stella.cli import app
 from stella.errors import StellaError
 from stella.experiments import pool
 from stella.experiments.recipe import run_config
-from stella.experiments.runner import run_all
+from stella.experiments.runner import run_all, with_methods
 from stella.model import weights
 from stella.report.tables import results_table
 from stella.runs import build as build_module
@@ -42,6 +42,17 @@ MINIATURE = (
 def lines(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def test_a_hyper_parameter_goes_to_the_methods_that_have_it() -> None:
+    configs = with_methods(quick("finetune", "args.alpha=0.1"), ["er", "derpp", "stella"])
+    assert {name: (config.method, config.args) for name, config in configs.items()} == {
+        "er": ("er", {}),
+        "derpp": ("derpp", {"alpha": 0.1}),
+        "stella": ("stella", {"alpha": 0.1}),
+    }
+    with pytest.raises(StellaError, match=r"args\.alpah is a key of none of er, derpp: did you mean args\.alpha\?"):
+        with_methods(quick("finetune", "args.alpah=0.1"), ["er", "derpp"])
 
 
 def test_all_seeds_are_run_and_finished_runs_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
