@@ -61,6 +61,9 @@ def test_stored_bytes_are_written_as_they_are(text: str, of: str) -> None:
     assert text.format(*values) in prose("codec/README.md")
 
 
+METHODS = ("derpp", "stella", "stella_plus")
+
+
 def test_what_is_said_of_all_sizes_holds() -> None:
     found, text = read("codec/sizes.csv"), prose("codec/README.md")
     falls: dict[str, list[float]] = {"": [], "-dct": []}
@@ -75,6 +78,14 @@ def test_what_is_said_of_all_sizes_holds() -> None:
             assert max(less(rows, base, "A").values) < 0, name
         elif codec:
             behind.append(-less(rows, base, "A").mean)
+    pairs = [(f"{method}-dct-{size}", f"{method}-{8 * size}") for method in METHODS for size in (1, 2, 4, 8)]
+    for figure, said in (("A", "A is {:.2f} lower with it on average"), ("slow_A", "(slow {:.2f}), in")):
+        costs = [-each for coded, plain in pairs for each in less(found[coded], found[plain], figure).values]
+        assert said.format(sum(costs) / len(costs)) in text
+        lower = f"{sum(cost > 0 for cost in costs)}"
+        assert (f"in {lower} of {len(costs)} pairs of runs" if figure == "A" else f"(slow {lower})") in text
+    held = [float(found[coded][0]["capacity"]) / float(found[plain][0]["capacity"]) for coded, plain in pairs]
+    assert f"holds {100 * min(held):.0f} to {100 * max(held):.0f}% of the clips" in text
     ranges = [f"{min(some):.1f} to {max(some):.1f}" for some in (*falls.values(), behind)]
     assert "by {} without the codec and {} with it".format(*ranges[:2]) in text
     assert f"with the codec it is {ranges[2]} below at every size" in text
