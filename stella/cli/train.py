@@ -78,14 +78,17 @@ def compare(
     ] = "finetune,er,derpp,stella,stella_plus",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run (0, 1, …).")] = 3,
     processes: Processes = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the runs, results.csv and the page.")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs, their results and the page.")] = Path("runs/compare"),
 ) -> None:
     """Train several methods with several seeds, then print a table and write a page. Finished runs are skipped.
 
     A hyper-parameter, args.KEY=VALUE, goes to the methods that have it.
     """
+    from stella.experiments.comparison import comparison
     from stella.experiments.recipe import run_config
     from stella.experiments.runner import run_all, with_methods
+    from stella.experiments.tables import markdown, terminal
+    from stella.files import write_text
     from stella.report.page import write_page
     from stella.report.tables import results_table
     from stella.runs.record import ceilings, group, read_run
@@ -94,8 +97,12 @@ def compare(
     outcome = run_all(configs, range(seeds), out, console, processes)
     if not outcome.exit_code:
         runs = [read_run(run) for run in outcome.runs]
-        console.print(results_table(group(runs), ceilings(runs)))
-        say(f"{out / 'results.csv'}  and  {write_page(outcome.runs, out / 'report.html')}")
+        groups, cues = group(runs), ceilings(runs)
+        console.print(results_table(groups, cues))
+        sheets = comparison(groups, cues)
+        console.print(terminal(sheets[1:]))
+        write_text(out / "results.md", markdown(out.name, sheets))
+        say(f"{out / 'results.csv'}, {out / 'results.md'}  and  {write_page(outcome.runs, out / 'report.html')}")
     raise typer.Exit(outcome.exit_code)
 
 

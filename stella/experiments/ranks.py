@@ -40,12 +40,15 @@ def mean_ranks(found: Mapping[str, Rows], figure: str = "A") -> dict[str, MeanRa
     above = (values[None] > values[:, None]).sum(1)
     equal = (values[None] == values[:, None]).sum(1)  # itself included
     ranks = above + (equal + 1) / 2
-    n = len(seeds)
-    t = T95[min(n - FEWEST, len(T95) - 1)]
-    around = t * ranks.std(axis=1, ddof=1) / math.sqrt(n)
     return {
-        name: MeanRank(float(mean), float(half)) for name, mean, half in zip(found, ranks.mean(1), around, strict=True)
+        name: MeanRank(float(mean), half_interval(float(deviation), len(seeds)))
+        for name, mean, deviation in zip(found, ranks.mean(1), ranks.std(axis=1, ddof=1), strict=True)
     }
+
+
+def half_interval(deviation: float, n: int) -> float:
+    """Half of the 95% interval of a mean over n ≥ 3 values, by Student's t."""
+    return T95[min(n - FEWEST, len(T95) - 1)] * deviation / math.sqrt(n)
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float:

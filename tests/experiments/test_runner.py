@@ -217,6 +217,7 @@ def test_runs_in_processes_equal_runs_in_turn(tmp_path: Path, monkeypatch: pytes
         assert (one / run / "metrics.jsonl").read_text() == (two / run / "metrics.jsonl").read_text()
         assert not (two / run / "checkpoints").exists() and (two / run / "model.safetensors").exists()
     assert lines(one) == lines(two) and (two / "report.html").exists()
+    assert "| ER | 1 | " in (two / "results.md").read_text()
     run = two / "er" / "seed-0"
     (run / "metrics.jsonl").write_text("")
     (run / "checkpoints").mkdir()
