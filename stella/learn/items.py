@@ -8,6 +8,7 @@ known by its folder and id, and in other folders by its id and a checksum.
 import errno
 import hashlib
 import os
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -203,7 +204,7 @@ class Scanner:
     def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[Found]:
         try:
             signature = _signature_of_clips(folder)
-            if self._inside.get(folder, ((), []))[0] != signature:
+            if self._inside.get(folder, ((-1,), []))[0] != signature:  # () if none of its files is there
                 source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
                 items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]
@@ -217,7 +218,8 @@ class Scanner:
         return [(item, ()) for item in self._inside[folder][1]]  # written whole: there is nothing to wait for
 
     def _cannot(self, error: OSError) -> None:
-        remedy = "correct its permissions" if isinstance(error, PermissionError) else "check the disk or mount"
+        remedies = {errno.EACCES: "correct its permissions", errno.EINVAL: "move it away"}
+        remedy = remedies.get(error.errno or 0, "check the disk or mount")
         self.problems.append(f"{error.filename} cannot be read ({error.strerror}); {remedy}")
 
 
@@ -331,14 +333,17 @@ def _container(folder: Path, inputs: Inputs) -> Packed | Shards:
 
 
 def _signature(path: Path) -> Signature:
+    """Of a regular file: a pipe would be waited for."""
     status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return status.st_size, status.st_mtime_ns
 
 
 def content(path: Path, place: Place | None = None) -> str:
     """The length of a file, or of one that lies in it, and a hash of both its ends."""
+    place = place or Place(0, _signature(path)[0])
     with path.open("rb") as file:
-        place = place or Place(0, os.fstat(file.fileno()).st_size)
         rest = max(0, place.size - SAMPLE)
         file.seek(place.start)
         ends = file.read(min(SAMPLE, place.size))

@@ -14,6 +14,7 @@ from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
 from stella.data.shards import Shards
 from stella.embed import Embeddings, Model
 from stella.errors import ClipError, StellaError
+from stella.media.files import check_file
 
 Both = tuple[Embeddings | None, Embeddings | None]  # pictures, sound
 
@@ -65,10 +66,12 @@ class MediaFolder:
             yield Item(path, *stamp, Path(path).parent.name or None)
 
     def digest(self, item: Item) -> bytes | None:
+        path = self.root / item.path
         try:
-            with (self.root / item.path).open("rb") as file:
+            check_file(path)  # a pipe would be waited for
+            with path.open("rb") as file:
                 return hashlib.file_digest(file, _hash).digest()
-        except OSError:
+        except (ClipError, OSError):
             return None
 
     def embed(self, model: Model, item: Item, overlap: float) -> Both:

@@ -222,6 +222,14 @@ def test_a_run_and_its_rehearsal_count_missing_clips_alike(vggsound: Path, tmp_p
     ]
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_archive_and_not_waited_for(tmp_path: Path, videos: list[bytes]) -> None:
+    pack(tmp_path / "src" / "all.tar", {"0.mp4": videos[0]})
+    os.mkfifo(tmp_path / "src" / "pipe.tar")
+    summary = run(tmp_path / "src", tmp_path / "dst")
+    assert summary.clips == 1 and reasons(tmp_path / "dst") == {"pipe.tar": "not a regular file"}
+
+
 def test_a_corrupt_middle_loses_the_rest_and_says_so(tmp_path: Path, videos: list[bytes]) -> None:
     path = pack(tmp_path / "src" / "all.tar", {f"{n}.mp4": videos[n] for n in range(3)})
     data = bytearray(path.read_bytes())

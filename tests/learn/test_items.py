@@ -65,6 +65,23 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert [item.path for item in new(tmp_path, seen)] == ["a/other.mp4"]
 
 
+@pytest.mark.timeout(30)
+def test_a_pipe_is_told_of_and_not_waited_for(tmp_path: Path) -> None:
+    whole, scanner = write(tmp_path / "a.mp4", "a"), Scanner(INPUTS)
+    names = ["archive.tar", "pipe.mp4"]
+    for name in names:
+        os.mkfifo(tmp_path / name)
+    [item] = new(tmp_path, Seen(), scanner)
+    said = [f"{tmp_path / name} cannot be read (not a regular file); move it away" for name in names]
+    assert item.path == "a.mp4" and sorted(scanner.problems) == said
+    whole.unlink()
+    os.mkfifo(whole)  # since it was found
+    with pytest.raises(ClipError, match="not a regular file"):
+        opened([item], INPUTS)[0]
+    os.mkfifo(tmp_path / "shard-000000.tar")
+    assert new(tmp_path, Seen(), scanner) == [] and "shard-000000.json is missing" in " ".join(scanner.problems)
+
+
 def test_another_video_under_a_known_path_is_new_with_an_id_of_its_own(tmp_path: Path) -> None:
     """A camera that reuses names."""
     seen, items = Seen(), list[Item]()

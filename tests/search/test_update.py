@@ -1,5 +1,6 @@
 """What an update does with folders and files, beyond `test_index`."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stella.cli import app
 from stella.errors import StellaError
 from stella.search import index as module
 from stella.search.index import Index
+from stella.search.sources import MediaFolder
 
 
 def folder(root: Path, **files: str) -> Path:
@@ -77,3 +79,10 @@ def test_folders_in_one_another_are_refused_either_way(tmp_path: Path) -> None:
         index.update(first, model=FakeModel())
         with pytest.raises(StellaError, match="hold the same files"):
             index.update(second, model=FakeModel())
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    source = MediaFolder(tmp_path)
+    assert [source.digest(item) for item in source.items()] == [None]

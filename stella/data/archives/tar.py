@@ -87,6 +87,8 @@ class Archive:
         )
 
     def _files(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
+        if not self.path.is_file():  # a pipe would be waited for
+            raise ClipError(self.path, "not a regular file", "give the path of an archive")
         with ExitStack() as stack:
             try:
                 self._raw = stack.enter_context(self.path.open("rb"))
