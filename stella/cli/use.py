@@ -71,6 +71,7 @@ def localise(
     """Write the film with a heat map over it: where its sound comes from, and below it which seconds matter."""
     from stella.data.folder import Folder
     from stella.data.shards import Shards
+    from stella.data.skipped import Skipped
     from stella.embed import caveat, load
     from stella.embed.film import write_film
     from stella.embed.matching import train_matching
@@ -84,8 +85,10 @@ def localise(
         i, shards = loaded.inputs, any(train_on.glob("shard-*.tar"))
         source = Shards(train_on, i.frames, i.span, i.size, i.duration) if shards else Folder(train_on, i.plan())
         with console.status(f"training a matching module on {number_of(len(source), 'clip')}"):
-            loss = train_matching(loaded, source, steps)
+            loss = train_matching(loaded, source, steps, skipped=(skipped := Skipped()))
         say(f"matching module trained for {number_of(steps, 'step')}: loss {loss:.3f} (by chance 0.693)")
+        for bad in skipped.records.values():
+            say(f"skipped {bad['path']}: {bad['reason']}; {bad['remedy']}", "yellow")
         if save is not None:
             loaded.save(save)
             say(f"{save}  the model with its matching module")

@@ -17,6 +17,7 @@ from stella.cli import app
 from stella.data.folder import Folder
 from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
+from stella.data.skipped import Skipped
 from stella.embed import Model
 from stella.embed.film import _copy_sound, write_film
 from stella.embed.matching import train_matching
@@ -179,9 +180,20 @@ def test_a_matching_module_is_trained_on_a_frozen_backbone() -> None:
         train_matching(model, Scenes("base", "train", 1), 1)
 
 
+@pytest.mark.parametrize(("clips", "bad"), [(4, {1}), (18, {0, 5, 11}), (30, set(range(0, 30, 3)))])
+def test_a_matching_module_is_trained_on_the_good_clips_of_a_folder(clips: int, bad: set[int]) -> None:
+    model, skipped = stella.load("base-tiny", "cpu"), Skipped()
+    train_matching(model, Videos(clips, frames=4, bad=frozenset(bad)), 3, skipped=skipped)
+    assert len(skipped) == len(bad)
+    few = Videos(clips, frames=4, bad=frozenset(range(1, clips)))
+    with pytest.raises(StellaError, match=rf"^1 of {clips} clips can be used \(.*\) and a matching module needs 2"):
+        train_matching(model, few, 3)
+
+
 def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path) -> None:
     for number in range(4):
         write_video(tmp_path / "videos" / f"{number}.mp4", 1.0, seed=number)
+    (tmp_path / "videos" / "bad.mp4").write_text("no video")
     bare = stella.load("base-tiny", "cpu")
     bare.avm = None
     bare.save(tmp_path / "bare")
@@ -192,6 +204,7 @@ def test_the_command_trains_a_module_saves_it_and_writes_the_film(tmp_path: Path
     more = ["--train-on", str(tmp_path / "videos"), "--steps", "2", "--save", str(tmp_path / "full")]
     done = run.invoke(app, [*args, *more])
     assert done.exit_code == 0 and "10 frames, 1 window" in done.output, done.output
+    assert "bad.mp4: not a media file; it is damaged" in " ".join(done.output.split())
     assert done.output.count("knows rendered scenes, not the world") == 1  # its backbone was trained on them alone
     shipped = run.invoke(app, [*args[:2], "--model", "base-tiny", "--out", str(film)])
     assert shipped.output.count("base-tiny knows rendered scenes, not the world") == 1
