@@ -83,6 +83,8 @@ def index(
         done = found.update(*sources, model=model, device=device, overlap=overlap, refresh=refresh, progress=True)
         _list_bad(found, SHOWN_BAD)
         say(str(done))
+        if done.note:
+            say(done.note, "yellow")
         _list_passed_over(done, root)
         if done.counts.added and (caveat := found.caveat()):
             learn = f"stella learn HOME SRC model.weights={found.serving().origin}"

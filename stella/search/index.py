@@ -9,7 +9,7 @@ INDEX/lock               held by the one that writes
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge as merge_sorted
 from itertools import chain, product
 from pathlib import Path
@@ -102,9 +102,14 @@ class Index:
             try:
                 with opened(self.path) as catalogue:
                     chosen, origin = self._choose(catalogue, model, device, refresh)
-                    return maintain.update(
-                        catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=progress_bar(progress)
+                    bar = progress_bar(progress)
+                    done = maintain.update(
+                        catalogue, sources, chosen, origin, overlap=overlap, refresh=refresh, bar=bar
                     )
+                    if refresh or state_in_use(origin) in ("", chosen.fingerprint):
+                        return done
+                    how = "new files are embedded by the kept weights of the state that made the vectors"
+                    return replace(done, note=f"{moved(origin, chosen.fingerprint)}; {how}; {_for_now(self.shown)}")
             except BaseException:
                 if new and not self.state().files.get("ok"):
                     Catalogue.remove(self.path)
@@ -168,13 +173,22 @@ class Index:
     def _choose(
         self, catalogue: Catalogue, given: Model | Path | str | None, device: str | None, refresh: bool
     ) -> tuple[Model, str]:
-        """The model of an update, and what to load it from next time: by default that of the last one."""
+        """The model of an update, and what to load it from next time: by default that of the last one.
+
+        If queries of a learner's state in use cannot be translated, it is the state that made the index, while its
+        weights are kept.
+        """
         if given is None:
             row = (catalogue.model("target") if refresh else None) or catalogue.model("serving")
             given = row.origin if row else DEFAULT_MODEL
         if not isinstance(given, Path | str):
             return given, ""
-        return load(given, device), from_anywhere(given)
+        found, origin, serving = load(given, device), from_anywhere(given), catalogue.model("serving")
+        if serving is None or refresh or found.fingerprint == serving.fingerprint:
+            return found, origin
+        if not maintain.continues(catalogue, found, origin) and (kept := kept_weights(origin, serving.fingerprint)):
+            found = load(kept, device)
+        return found, origin
 
     def search(
         self,
@@ -316,10 +330,11 @@ def _translated(stale: int, every: int, index: str) -> str:
 
 
 def _by_kept(index: str) -> str:
-    return (
-        "the query was embedded by the kept weights of the state that made the vectors; for the state in use run "
-        f"stella index {index} --refresh"
-    )
+    return f"the query was embedded by the kept weights of the state that made the vectors; {_for_now(index)}"
+
+
+def _for_now(index: str) -> str:
+    return f"for the state in use run stella index {index} --refresh"
 
 
 def load(what: Path | str, device: str | None = None) -> Model:

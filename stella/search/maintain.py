@@ -49,6 +49,7 @@ class Summary:
     state: State
     switched: bool  # a refresh has ended, and the new vectors answer
     seconds: float
+    note: str = ""  # what the caller should know; may be empty
 
     def __str__(self) -> str:
         c, files = self.counts, self.state.files
@@ -110,7 +111,7 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
     A later state of the learner that made the index serves at once: its queries are carried to the older vectors.
     """
     serving, target = catalogue.model("serving"), catalogue.model("target")
-    if serving and serving.fingerprint != model.fingerprint and _continues(catalogue, model, origin):
+    if serving and serving.fingerprint != model.fingerprint and continues(catalogue, model, origin):
         with catalogue.change():
             id = catalogue.add_model(model.fingerprint, model.dim, origin)
             catalogue.set_meta("serving", id)
@@ -133,13 +134,14 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
     return id
 
 
-def _continues(catalogue: Catalogue, model: Model, origin: str) -> bool:
+def continues(catalogue: Catalogue, model: Model, origin: str) -> bool:
     """Whether a model is a state of the learner that made all vectors, whose queries can be translated for them."""
     if not is_learner(origin):
         return False
     try:
         for row in catalogue.answering():
-            translation(origin, model.fingerprint, row.fingerprint)
+            if row.fingerprint != model.fingerprint:
+                translation(origin, model.fingerprint, row.fingerprint)
     except StellaError:
         return False
     return True

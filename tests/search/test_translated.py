@@ -206,9 +206,20 @@ def test_without_a_translation_the_state_that_made_the_index_answers_while_it_is
     after, note = found(Index(index.path), videos)
     assert after == before[0] and before[1] == ""
     assert note.startswith("the learner has gone on learning (round 3); the query was embedded by the kept weights")
+    (videos / "g.mp4").write_bytes(b"g" * 40)
+    done = Index(index.path).update()  # by the same weights: vectors of two spaces are never mixed
+    assert done.counts.added == 1 and {row[1] for row in content(index.path)} == {"state 1"}
+    assert done.note.startswith(
+        "the learner has gone on learning (round 3); new files are embedded by the kept weights"
+    )
+    assert found(Index(index.path), videos, "g")[0][0][0] == "g.mp4"
     weights.unlink()
     with pytest.raises(StellaError, match="embed all files again"):
         Index(index.path).search(videos / "a.mp4")
+    with pytest.raises(StellaError, match="add --refresh"):
+        Index(index.path).update()
+    done = Index(index.path).update(refresh=True)
+    assert {row[1] for row in content(index.path)} == {"state 2"} and done.note == ""
 
 
 def rolled_back(learner: Learner, monkeypatch: pytest.MonkeyPatch, common: bool) -> None:
