@@ -94,6 +94,11 @@ def kept_weights(home: Path | str, fingerprint: str) -> Path | None:
     return None
 
 
+def has_state(home: Path | str, fingerprint: str) -> bool:
+    """Whether a learner, wherever its folder is now, has been in that state."""
+    return is_learner(home) and any(_fingerprint(path) == fingerprint for path in _states(home))
+
+
 def _fingerprint(path: Path) -> str:
     """Of the state that embedded what is in this file, which is read once; empty if it cannot be read."""
     try:

@@ -176,6 +176,13 @@ class Catalogue:
         found: int = self.db.execute("SELECT id FROM models WHERE fingerprint = ?", (fingerprint,)).fetchone()[0]
         return found
 
+    def move_models(self, origin: str) -> None:
+        """Remember where the learner is now whose states made all vectors."""
+        ids = [(os.fsencode(origin), row.id) for row in self.answering() if row.origin != origin]
+        if ids:
+            with self.change() as db:
+                db.executemany("UPDATE models SET origin = ? WHERE id = ?", ids)
+
     def shards(self, model: int, modality: Modality) -> list[ShardRow]:
         query = "SELECT id, rows FROM shards WHERE model = ? AND modality = ? ORDER BY id"
         return [ShardRow(*row) for row in self.db.execute(query, (model, modality))]

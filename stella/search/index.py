@@ -20,7 +20,7 @@ from torch import Tensor
 from stella import embed
 from stella.data.prepare import progress_bar
 from stella.embed import Model
-from stella.embed.translate import kept_weights, moved, state_in_use
+from stella.embed.translate import has_state, kept_weights, moved, state_in_use
 from stella.errors import StellaError
 from stella.files import lock
 from stella.model.weights import from_anywhere
@@ -76,6 +76,7 @@ class Index:
         self.shown = str(path) if shown is None else shown
         self._mapped = Mapped(self.path)
         self._model: Model | None = None
+        self._home = ""  # where the learner that made the index is now, if it was given
         self._translations = Translations()
 
     def update(
@@ -132,7 +133,20 @@ class Index:
     def serving(self) -> ModelRow:
         """The model whose vectors answer."""
         with opened(self.path) as catalogue:
-            return _serving(catalogue, self.path)
+            return self._answering(catalogue)[0]
+
+    def take_home(self, given: Model | Path | str | None) -> None:
+        """Remember where the learner that made the index is now, if this is it: it may have been moved."""
+        with opened(self.path) as catalogue:
+            serving = self._answering(catalogue)[0]
+        if isinstance(given, Path | str) and has_state(given, serving.fingerprint):
+            self._home = from_anywhere(given)
+
+    def _answering(self, catalogue: Catalogue) -> list[ModelRow]:
+        found = catalogue.answering()
+        if not found:
+            raise StellaError(f"{self.path} is empty; fill it with: stella index SRC {self.path}")
+        return [replace(row, origin=self._home) for row in found] if self._home else found
 
     def caveat(self, *queries: str) -> str:
         """That its model knows rendered scenes alone, if it does and files or queries are no scenes; else nothing."""
@@ -144,7 +158,7 @@ class Index:
     def understands(self, fingerprint: str) -> bool:
         """Whether queries of a model with that fingerprint are answered, as they are or translated."""
         with opened(self.path) as catalogue:
-            return self._translations.possible(fingerprint, _answering(catalogue, self.path))
+            return self._translations.possible(fingerprint, self._answering(catalogue))
 
     def bad(self) -> list[BadFile]:
         with opened(self.path) as catalogue:
@@ -156,16 +170,17 @@ class Index:
         Of another version only a state of the learner that made the index is taken, if its queries can be translated.
         If they cannot, the state that made the index answers as long as its weights are kept.
         """
+        self.take_home(given)
         with opened(self.path) as catalogue:
-            serving, answering = _serving(catalogue, self.path), catalogue.answering()
+            serving, *_ = answering = self._answering(catalogue)
         if given is None and self._model is not None and self._model.fingerprint == serving.fingerprint:
             return self._model
-        chosen = given if given is not None else serving.origin
+        chosen = given if given is not None else _there(serving.origin)
         found = load(chosen, device) if isinstance(chosen, Path | str) else chosen
         if found.fingerprint != serving.fingerprint and not self._translations.possible(found.fingerprint, answering):
-            kept = None if given is not None else kept_weights(serving.origin, serving.fingerprint)
+            kept = kept_weights(chosen, serving.fingerprint) if isinstance(chosen, Path | str) else None
             if kept is None:
-                raise StellaError(_another_version(self.path, chosen, given is not None))
+                raise StellaError(_another_version(self.path, chosen, None if given is None else serving.origin))
             found = load(kept, device)
         self._model = found
         return found
@@ -180,7 +195,7 @@ class Index:
         """
         if given is None:
             row = (catalogue.model("target") if refresh else None) or catalogue.model("serving")
-            given = row.origin if row else DEFAULT_MODEL
+            given = _there(row.origin) if row else DEFAULT_MODEL
         if not isinstance(given, Path | str):
             return given, ""
         found, origin, serving = load(given, device), from_anywhere(given), catalogue.model("serving")
@@ -262,7 +277,7 @@ class Index:
         """Build the derived indexes that `faiss=True` uses. They are ignored once the catalogue has changed."""
 
         def build(catalogue: Catalogue) -> None:
-            serving, version = _serving(catalogue, self.path), catalogue.meta("version")
+            serving, version = self._answering(catalogue)[0], catalogue.meta("version")
             for modality in MODALITIES:
                 ivf.build(self.path, modality, self._mapped.open(catalogue, serving, modality), version or 0)
 
@@ -290,7 +305,7 @@ class Index:
         merge: bool,
         faiss: bool,
     ) -> tuple[list[Hit], bool, str]:
-        serving, *older = _answering(catalogue, self.path)
+        serving, *older = self._answering(catalogue)
         made_by = asked.fingerprint or serving.fingerprint
         if made_by != serving.fingerprint and not self._translations.possible(made_by, [serving, *older]):
             raise OtherVersionError(f"the model of {self.path} has changed; embed the query again")
@@ -354,22 +369,18 @@ def _unit(vector: Tensor, model: ModelRow) -> Tensor:
     return unit
 
 
-def _answering(catalogue: Catalogue, root: Path) -> list[ModelRow]:
-    found = catalogue.answering()
-    if not found:
-        raise StellaError(f"{root} is empty; fill it with: stella index SRC {root}")
-    return found
+def _there(origin: str) -> str:
+    """What an index takes its model from."""
+    if Path(origin).is_absolute() and not Path(origin).exists():
+        raise StellaError(f"{origin}, which made the vectors, is gone; name the place where it is now with --model")
+    return origin
 
 
-def _serving(catalogue: Catalogue, root: Path) -> ModelRow:
-    return _answering(catalogue, root)[0]
-
-
-def _another_version(index: Path, model: Model | Path | str, given: bool) -> str:
+def _another_version(index: Path, model: Model | Path | str, instead_of: str | None) -> str:
     name = model if isinstance(model, Path | str) else "this model"
     refresh = f"embed all files again: stella index {index} --refresh"
-    if given:
-        return (
-            f"the vectors of {index} were made by another model than {name}; leave it out, or {refresh} --model {name}"
-        )
+    if instead_of is not None:
+        gone = Path(instead_of).is_absolute() and not Path(instead_of).exists()
+        other = f"name the place where {instead_of} is now" if gone else "leave it out"
+        return f"the vectors of {index} were made by another model than {name}; {other}, or {refresh} --model {name}"
     return f"{name} has changed since it made the vectors of {index}, and its queries do not fit them; {refresh}"

@@ -111,7 +111,10 @@ def _take_model(catalogue: Catalogue, model: Model, origin: str, refresh: bool) 
     A later state of the learner that made the index serves at once: its queries are carried to the older vectors.
     """
     serving, target = catalogue.model("serving"), catalogue.model("target")
-    if serving and serving.fingerprint != model.fingerprint and continues(catalogue, model, origin):
+    same = serving is not None and continues(catalogue, model, origin)
+    if same:
+        catalogue.move_models(origin)
+    if same and serving and serving.fingerprint != model.fingerprint:
         with catalogue.change():
             id = catalogue.add_model(model.fingerprint, model.dim, origin)
             catalogue.set_meta("serving", id)

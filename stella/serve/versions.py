@@ -34,6 +34,7 @@ class Versions:
         self._known: dict[tuple[Path, int, int], str] = {}  # fingerprints, by file, size and time
         self._lock = threading.Lock()
         self.now = Now(None, "")
+        index.take_home(given)
         self.look()
         if self.now.weights is None:
             raise StellaError(

@@ -1,5 +1,6 @@
 """An index and its server, whose model is a learner."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from helpers.media_files import write_video
 
 import stella
 from stella.embed import translate
+from stella.errors import StellaError
 from stella.learn.home import Home
 from stella.learn.loop import learn, rollback
 from stella.serve.answers import HttpError
@@ -75,6 +77,35 @@ def test_an_index_and_its_server_outlive_a_rollback(
     stella.Index(index.path).update(refresh=True)
     assert index.serving().fingerprint == stella.load(home).fingerprint and index.state().stale == 0
     assert versions.look().stale == "" and index.search(videos / "0.mp4").note == ""
+
+
+@pytest.mark.parametrize("common", [4, 1000])
+def test_a_learner_that_was_moved_is_known_by_its_states(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, common: int
+) -> None:
+    """With as many clips set aside as a translation needs, and with fewer."""
+    monkeypatch.setattr(translate, "LEAST", common)
+    home, videos = copy(three, tmp_path / "home"), tmp_path / "videos"
+    write_video(videos / "0.mp4")
+    old = stella.load(home / "rounds" / "000002" / "model.safetensors").fingerprint
+    index = stella.Index(tmp_path / "index")
+    rollback(home, 2, quiet())
+    index.update(videos, model=home)
+    assert index.serving().fingerprint == old
+    shutil.rmtree(home)
+    moved, fresh = copy(three, tmp_path / "moved"), stella.Index(index.path)  # it has gone on to round 3
+    with pytest.raises(StellaError, match=r"home, which made the vectors, is gone; name the place where it is now"):
+        fresh.search(videos / "0.mp4")
+    with pytest.raises(StellaError, match=r"than base-tiny; name the place where .*home is now, or embed all files"):
+        fresh.search(videos / "0.mp4", model="base-tiny")
+    found = fresh.search(videos / "0.mp4", to="video", model=moved)
+    assert found.hits[0].path == "0.mp4"
+    assert ("was translated" if common == 4 else "by the kept weights") in found.note
+    versions = Versions(stella.Index(index.path), str(moved))
+    assert versions.now.weights and versions.home() == str(moved)
+    write_video(videos / "1.mp4", seed=1)
+    assert stella.Index(index.path).update(model=moved).counts.added == 1
+    assert stella.Index(index.path).search(videos / "0.mp4", to="video").hits[0].path == "0.mp4"  # from now on
 
 
 def test_a_search_reads_no_state_again(three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
