@@ -65,7 +65,7 @@ def _frames(path: Path, fps: float, end: float) -> Iterator[Tensor]:
     with open_media(path, math.inf) as source:
         stream = tracks(path, source)["video"]
         origin, tick = (source.start_time or 0) / 1e6, float(stream.time_base)
-        for frame in source.decode(stream):
+        for frame in _decoded(source, stream):
             begin = (frame.pts or 0) * tick - origin
             while shown is not None and due / fps + 1e-6 < begin:
                 yield shown
@@ -115,8 +115,22 @@ def _sound(path: Path) -> Iterator[tuple[Any, float]]:
     with open_media(path, math.inf) as source:
         stream = tracks(path, source)["audio"]
         tick, origin = float(stream.time_base), (source.start_time or 0) / 1e6
-        for frame in source.decode(stream):
+        for frame in _decoded(source, stream):
             yield frame, (frame.pts or 0) * tick - origin
+
+
+def _decoded(source: Any, stream: Any) -> Iterator[Any]:
+    """The frames of a track. As in windows, what is broken at its end is left out, and in its middle an error."""
+    broken = None
+    for packet in source.demux(stream):
+        try:
+            frames = packet.decode()
+        except require("av.error").InvalidDataError as error:
+            broken = error
+            continue
+        if frames and broken and packet.size:  # without a size: what the decoder held back
+            raise broken
+        yield from frames
 
 
 def _loudness(model: Model, path: Path) -> Any:

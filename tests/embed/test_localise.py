@@ -19,9 +19,9 @@ from stella.data.scenes import Scenes
 from stella.data.scenes.export import export
 from stella.data.skipped import Skipped
 from stella.embed import Model
-from stella.embed.film import _copy_sound, write_film
+from stella.embed.film import _copy_sound, _frames, write_film
 from stella.embed.matching import train_matching
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
 from stella.evaluate.matching import auc, pointing, regions
 from stella.media.decode import decode
 from stella.media.inputs import Inputs
@@ -111,6 +111,17 @@ def test_the_film_has_the_map_over_it_and_keeps_its_sound(
     before, after = (of_sound(each) for each in (path, tmp_path / "heat.mp4"))
     length = min(len(before), len(after))
     assert length > 38_000 and np.corrcoef(before[:length], after[:length])[0, 1] > 0.9
+
+
+def test_a_film_tolerates_a_broken_packet_at_the_end_alone(tmp_path: Path) -> None:
+    """As windows do, of whose maps it is made."""
+    data, path = CLIP.read_bytes(), tmp_path / "clip.mpg"
+    path.write_bytes(data[: len(data) // 2])  # in the middle of a packet
+    assert len(list(windows(path, Inputs(1.0, 32, 36, 2, None, 100), ["video"]))) > 0
+    assert len(list(_frames(path, 25.0, 0.0))) > 30
+    path.write_bytes(data[: len(data) // 2] + bytes(3000) + data[len(data) // 2 + 3000 :])
+    with pytest.raises(ClipError, match="unreadable file"):
+        list(_frames(path, 25.0, 0.0))
 
 
 def test_a_film_has_at_most_25_frames_a_second(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
