@@ -121,7 +121,11 @@ def caveats(record: Line) -> list[str]:
     """What was too little to learn from, up to the end of this round, or to measure it with; in sentences."""
     steps = record.get("steps")  # not of tasks of a run, nor of a round without a usable clip
     lines = few_steps(steps, "raise --epochs, or add clips", " so far") if steps else []
-    return lines + few_clips([(f"round {record['round']}", record["gallery"])] if record["gallery"] > 1 else [])
+    if record["gallery"] < 2:
+        return lines
+    clips = [(f"round {record['round']}", record["gallery"])]
+    new = [(f"the new clips of round {record['round']}", record["new"]["clips"])] if record["new"] else []
+    return lines + (few_clips(clips) or few_clips(new))
 
 
 def matched(record: Line, digits: int = 1) -> str:

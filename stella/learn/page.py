@@ -200,7 +200,10 @@ def _row(record: Line, apart: bool) -> list[str]:
         str(record["round"]) + (" (kept apart)" if apart else ""),
         _date(record),
         f"{learnt(record):,}",
-        *("–" if each is None else f"{each['before']:.1f} → {each['after']:.1f}" for each in (old, new)),
+        *(
+            "–" if each is None else f"{each['before']:.1f} → {each['after']:.1f} of {each['clips']:,}"
+            for each in (old, new)
+        ),
         f"{record['gallery']:,}" if record["gallery"] else "–",
         *("–" if each is None else f"{each:z.1f}" for each in (chance_of(record), record["F"], record["gap"])),
         matched(record) + (" pairs" if record.get("pairs") else ""),

@@ -358,7 +358,9 @@ def told(record: Line) -> str:
     parts = [f"round {record['round']}: {number_of(learnt(record), 'clip')} learnt{steps}"]
     parts.append(f"{record['set_aside']} set aside")
     both = {name: record[name] for name in ("old", "new") if record[name]}
-    parts += [f"A on {name} clips {each['before']:.1f} → {each['after']:.1f}" for name, each in both.items()]
+    for name, each in both.items():
+        clips = number_of(each["clips"], f"{name} clip")
+        parts.append(f"A on {clips} {each['before']:.1f} → {each['after']:.1f}")
     if not both:
         parts.append("too few to measure with")
     else:

@@ -60,16 +60,19 @@ def _row(record: Line) -> dict[str, str]:
 
 def _meaning(columns: Sequence[str], history: Sequence[Line]) -> list[str]:
     """What the columns are, and what is too little in the last round."""
+    last = history[-1]
+    both = [number_of(each["clips"], f"{name} clip") for name in ("old", "new") if (each := last[name])]
+    of = f", in round {last['round']} of {' and '.join(both)}" if both else ""
     meaning = {
         "among": f"among: clips measured, of {sum(record['set_aside'] for record in history):,} set aside",
-        "chance": "A: mean of R@1/5/10 among them, before→after the round, %; chance: A of guessing",
+        "chance": f"A: mean of R@1/5/10 among them, before→after the round, %{of}; chance: A of guessing",
         "F": "F: points lost since rounds were new",
         "gap": "gap: between sounds and pictures",
         "match": "match: pairs that the matching module told right (half by chance)",
         "bad": "bad: unusable clips",
     }
     said = "; ".join(words for name, words in meaning.items() if name in columns)
-    return [line for each in (said, *caveats(history[-1])) for line in wrap(each, 79)]
+    return [line for each in (said, *caveats(last)) for line in wrap(each, 79)]
 
 
 def _figure(value: float | None) -> str:

@@ -84,7 +84,9 @@ class Attached:
 def _row(record: dict[str, Any]) -> dict[str, Any]:
     from stella.learn.measure import chance_of
 
-    both = {name: record[name] and [record[name]["before"], record[name]["after"]] for name in ("old", "new")}
+    both = {
+        name: record[name] and [record[name][key] for key in ("before", "after", "clips")] for name in ("old", "new")
+    }
     figures = {key: record[key] for key in ("round", "ended", "gallery", "F", "gap", "matching")}
     pairs = record.get("pairs", 0)  # earlier versions did not count them
     return figures | both | {"chance": chance_of(record), "pairs": pairs}

@@ -71,7 +71,7 @@ def test_chance_stands_beside_every_a_and_so_few_clips_are_pointed_out(three: Pa
     least = {"clips": 1, "before": 200 / 3, "after": 200 / 3, "error": None}
     last = home.history()[-1] | {"gallery": 2, "old": least, "new": least, "F": 0.0, "steps": 1, "steps_taken": 1}
     write_json(home.round(3).record, last)
-    assert "A on new clips 66.7 → 66.7 among 2 clips (chance 83.3), F 0.0" in told(last)
+    assert "A on 1 old clip 66.7 → 66.7, A on 1 new clip 66.7 → 66.7 among 2 clips (chance 83.3), F 0.0" in told(last)
     few = "few clips to evaluate on: round 3 (2); figures of so few say little"
     short = "only 1 step so far: a model learns next to nothing in so few; raise --epochs, or add clips"
     console = Console(file=io.StringIO(), width=200)
@@ -79,12 +79,17 @@ def test_chance_stands_beside_every_a_and_so_few_clips_are_pointed_out(three: Pa
     assert console.file.getvalue().splitlines()[1:] == [short, few]  # type: ignore[attr-defined]
     shown = CliRunner().invoke(app, ["learn", str(home.root), "--status"]).output
     assert re.search(r"66\.7→66\.7 66\.7→66\.7 +2 +83\.3 +0\.0", shown) and f"{short} {few}" in " ".join(shown.split())
+    assert "before→after the round, %, in round 3 of 1 old clip and 1 new clip; chance" in " ".join(shown.split())
     page, tree = render(home), Attached(str(home.root)).tree()
     assert "from 66.7% to 66.7%; chance is 83.3%." in page
     assert f'<p class="note">O{short[1:]}.</p>' in page and f'<p class="note">F{few[1:]}.</p>' in page
-    assert "<td>66.7 → 66.7</td><td>66.7 → 66.7</td><td>2</td><td>83.3</td><td>0.0</td>" in page
+    assert "<td>66.7 → 66.7 of 1</td><td>66.7 → 66.7 of 1</td><td>2</td><td>83.3</td><td>0.0</td>" in page
     assert tree["caveats"] == [short, few] and round(tree["history"][-1]["chance"], 1) == 83.3
+    assert tree["history"][-1]["new"] == [200 / 3, 200 / 3, 1]
     write_json(home.round(3).record, last | {"gallery": 200, "steps": 100})
+    few = "few clips to evaluate on: the new clips of round 3 (1); figures of so few say little"
+    assert Attached(str(home.root)).tree()["caveats"] == [few] and f">F{few[1:]}.<" in render(home)
+    write_json(home.round(3).record, last | {"gallery": 200, "steps": 100, "new": least | {"clips": 20}})
     assert Attached(str(home.root)).tree()["caveats"] == [] and 'class="note"' not in render(home)
 
 

@@ -27,8 +27,8 @@ function facts(tree) {
   };
   if (last) {
     found["Last round"] = `${counted(last.clips, "clip")}, ${new Date(last.ended).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}`;
-    if (last.old) found["Old clips"] = `accuracy ${figure(last.old[0])}% before it, ${figure(last.old[1])}% after`;
-    if (last.new) found["New clips"] = `accuracy ${figure(last.new[0])}% before it, ${figure(last.new[1])}% after`;
+    for (const [name, each] of [["Old clips", last.old], ["New clips", last.new]])
+      if (each) found[name] = `accuracy ${figure(each[0])}% before it, ${figure(each[1])}% after, of ${counted(each[2], "clip")}`;
     if (last.chance !== null) found.Chance = `${figure(last.chance)}%: guessing among the ${counted(last.gallery, "clip")} measured`;
     if (last.F !== null) found.Forgetting = `${figure(last.F)} points lost from the best, on average (F)`;
     if (last.matching !== null) found.Matching = `${figure(last.matching)}% of ${last.pairs ? `${last.pairs} ` : ""}pairs told right`;
