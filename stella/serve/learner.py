@@ -48,6 +48,7 @@ class Attached:
             "memory": memory
             and {
                 "rounds": memory["rounds"],
+                "distinct": memory.get("distinct"),  # earlier versions did not count them
                 "sources": [[plain(Path(name).name), count] for name, count in memory["sources"].items()],
             },
             "forgetting": [

@@ -44,6 +44,8 @@ def test_an_index_and_its_server_notice_a_new_state(
     assert tree["doing"] == "no learner is running"
     with Home(home).locked():
         assert attached.tree()["doing"] == "waiting for new clips"
+    memory = Home(home).history()[-1]["memory"]
+    assert tree["memory"]["rounds"] == memory["rounds"] and tree["memory"]["distinct"] == memory["distinct"] > 0
     assert tree["round"] == len(tree["history"]) == 3 and tree["clips"] == sum(p.clips for p in Home(home).plans())
     assert attached.picture(tree["forgetting"][0]["key"]).startswith(b"\xff\xd8") and str(tmp_path) not in str(tree)
     with pytest.raises(HttpError, match="no such clip"):

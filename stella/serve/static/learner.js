@@ -35,7 +35,8 @@ function facts(tree) {
   }
   if (tree.memory) {
     const held = tree.memory.rounds.reduce((sum, n) => sum + n, 0);
-    found.Memory = `${counted(held, "clip")}: ${tree.memory.sources.slice(0, 4).map(([name, n]) => `${count(n)} from ${name}`).join(", ")}`;
+    const distinct = tree.memory.distinct ? `, ${count(tree.memory.distinct)} of them distinct` : "";
+    found.Memory = `${counted(held, "clip")}${distinct}: ${tree.memory.sources.slice(0, 4).map(([name, n]) => `${count(n)} from ${name}`).join(", ")}`;
   }
   return found;
 }
