@@ -45,7 +45,7 @@ def _file(config: WeightsConfig) -> Path | str:
     elif config.slow:
         path, why = folder.slow_weights, "train it with train.ema"
     else:
-        path, why = folder.weights, f"finish it with stella pretrain --resume {source}"
+        return source  # `weights.find` says if it is no run, or is not finished
     if not path.exists():
         raise StellaError(f"{source} has no {path.relative_to(folder.root)}; {why}")
     return path

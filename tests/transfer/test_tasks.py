@@ -290,6 +290,14 @@ def test_weights_after_every_task_are_kept_in_half_precision(tmp_path: Path, mon
         resume(run)
 
 
+def test_a_folder_that_is_no_run_and_a_run_that_is_not_finished_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(StellaError, match=r"is a folder without model\.safetensors; give a finished run"):
+        open_weights(WeightsConfig(str(tmp_path)), 0)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(StellaError, match="is not finished and has no weights yet; continue it with"):
+        open_weights(WeightsConfig(str(tmp_path)), 0)
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     cli, run = CliRunner(), tmp_path / "run"
     small = ["data.tasks=['task1']", "data.clips=4", "data.eval_clips=4", "stream.epochs=1", "train.device=cpu"]
