@@ -23,6 +23,11 @@ def number_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun[-1] in 'sx' else 's'}"
 
 
+def one_line(error: BaseException) -> str:
+    """An error in one line: its sentence, or if it is none of a user's, its kind and what it says."""
+    return str(error) if isinstance(error, StellaError) else repr(error)
+
+
 class StellaError(Exception):
     """An error that a user can fix. The command line prints the message and exits with status 2."""
 

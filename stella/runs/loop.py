@@ -17,7 +17,7 @@ from stella.data.skipped import in_words
 from stella.data.stream import Stream, StreamConfig
 from stella.data.tasks import Tasks
 from stella.data.views import join
-from stella.errors import StellaError, number_of
+from stella.errors import StellaError, number_of, one_line
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.examples import examples
 from stella.evaluate.forgetting import summary
@@ -76,9 +76,11 @@ def pretrain(
             try:
                 done = Run(config, folder, console, stop, peers).go()
                 return replace(done, speaks=peers.first)
-            except (Stopped, Exception):  # whatever fails after a signal is part of the stop: workers end by it too
+            except (Stopped, Exception) as error:
                 if stop.signal is None:
                     raise
+                if not isinstance(error, Stopped):
+                    say(console, one_line(error))
                 return result_of(folder, 128 + stop.signal)
 
 

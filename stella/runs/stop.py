@@ -38,12 +38,17 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context in which a signal raises `Stopped`, because all work in it is repeated on resume."""
+        """A context in which a signal raises `Stopped`, because all work in it is repeated on resume; and so is what
+        fails in it after a signal: workers end by it too."""
         outer, self._at_once = self._at_once, True
         try:
             if self.signal is not None:
                 self._raise()
             yield
+        except Exception as error:
+            if self.signal is None:
+                raise
+            raise Stopped from error
         finally:
             self._at_once = outer
 

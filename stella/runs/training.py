@@ -18,13 +18,13 @@ from rich.console import Console
 
 from stella.config import differences, to_tree
 from stella.data.skipped import Skipped
-from stella.errors import StellaError, number_of
+from stella.errors import StellaError, number_of, one_line
 from stella.files import Line, Lines, Unwritten, read_lines, write_json
 from stella.peers import ALONE, Peers
 from stella.runs.config import FREE
 from stella.runs.environment import where
 from stella.runs.folder import RunFolder
-from stella.runs.progress import Board, Display
+from stella.runs.progress import Board, Display, say
 from stella.runs.stop import Stop, Stopped
 from stella.train.checkpoint import Checkpoints, size_of
 from stella.train.config import TrainConfig
@@ -103,6 +103,7 @@ class Training(ABC):
         self._held = 0.0  # seconds that the run lost to the checkpoint that is being written
         self._rates = 0  # recorded by this process
         self._written = 0  # skipped steps already in metrics.jsonl
+        self._kept = None if state is None else self.trainer.counters.step  # the step of the last checkpoint
         self._compiled = self.machine.seconds_compiling()
 
     def _load(self, config: Settings) -> dict[str, Any] | None:
@@ -173,12 +174,10 @@ class Training(ABC):
                     self._note_saved(wait=True)
                     self.finish()
                     self.peers.tell("finished")
-            except (Stopped, Exception):
+            except (Stopped, Exception) as error:
                 if self.stop.signal is None:
                     raise
-                self._end_checkpoint()
-                again = self.again.format(run=self.folder.root)
-                self.display.say(f"stopped by {self.stop.signal.name} at step {counters.step}; resume with {again}")
+                self._tell_stop(self.stop.signal.name, error)
                 return result_of(self.folder, 128 + self.stop.signal)
             if self.stop.signal:
                 self.display.say(f"{self.stop.signal.name} arrived while the run was ending; the run is finished")
@@ -212,16 +211,18 @@ class Training(ABC):
     def _advance(self) -> bool:
         """One step; False if no step was left.
 
-        A checkpoint is saved if a stop ends the wait for its batches. Between two tasks there is one.
+        A checkpoint is saved if a stop ends the wait for its batches. Between two tasks there is one. Workers end by
+        the same signal: what they raise then is part of the stop.
         """
         step, position = self.trainer.counters.step, replace(self.stream.position)
         try:
             return self.trainer.advance()
-        except (Stopped, Exception):
-            begun = (self.trainer.counters.step, self.stream.position) != (step, position)
-            if self.stop.signal and not begun and self._due() is None and self.peers.count == 1:
+        except (Stopped, Exception) as error:
+            if self.stop.signal is None or self.trainer.counters.step != step:
+                raise
+            if self.stream.position == position and self._due() is None and self.peers.count == 1:
                 self._save(wait=True)
-            raise
+            raise Stopped from error
 
     def _stuck(self) -> bool:
         """Whether the last steps were all skipped. Waits for the device only if it seems so."""
@@ -333,19 +334,25 @@ class Training(ABC):
         self.checkpoints.begin(self.trainer.counters.step, state)
         self._held = time.monotonic() - began
 
-    def _end_checkpoint(self) -> None:
-        """After a stop: wait for what is being written, and tell if it fails."""
+    def _tell_stop(self, signal: str, why: BaseException) -> None:
+        """After a stop: wait for what is being written; tell what failed, and where a resumed run begins."""
         self.checkpoints.close()
+        errors = [why]
         try:
             self._note_saved()
-        except StellaError as error:
-            self.display.say(str(error))
+        except Exception as late:
+            errors.append(late)
+        for each in errors:
+            if not isinstance(each, Stopped):  # a process that is not the first tells its own
+                say(self.console if self.peers.first else Console(), one_line(each))
+        where = "before the first checkpoint" if self._kept is None else f"at step {self._kept}"
+        self.display.say(f"stopped by {signal} {where}; resume with {self.again.format(run=self.folder.root)}")
 
     def _note_saved(self, wait: bool = False) -> None:
         """Record a checkpoint that was begun, if it is written by now. An error in writing it is raised here."""
         began = time.monotonic()
         if (done := self.checkpoints.finished(wait)) is not None:
-            held = self._held + time.monotonic() - began  # the run's loss of time
+            self._kept, held = done.step, self._held + time.monotonic() - began  # the run's loss of time
             size = size_of(done.path) if self.peers.first else 0
             line = {"kind": "checkpoint", "step": done.step, "seconds": done.seconds, "held": held, "bytes": size}
             self.speed.write(line)

@@ -1,5 +1,6 @@
 """Runs that are stopped, killed by what they meet, or resumed: signals, losses that are not finite, full disks."""
 
+import errno
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from stella.runs.environment import with_earlier
 from stella.runs.folder import RunFolder
 from stella.runs.loop import Run, RunResult, pretrain, resume
 from stella.runs.record import read_run
+from stella.train import checkpoint
 from stella.train.checkpoint import Checkpoints
 from stella.train.device import Later, runtime
 from stella.train.trainer import Trainer
@@ -84,6 +86,35 @@ def test_a_signal_while_a_run_ends_is_told_and_the_run_is_finished(
     result = pretrain(quick("finetune"), tmp_path, console=console)
     assert (result.finished, result.exit_code) == (True, 130)
     assert "SIGINT arrived while the run was ending; the run is finished" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "said", "saved"),
+    [
+        ("a step", 5, "RuntimeError('out of memory')", "at step 3"),  # the first task's end
+        ("a step", 2, "RuntimeError('out of memory')", "before the first checkpoint"),
+        ("a checkpoint", 5, "checkpoint of step 5 cannot be written to", "at step 4"),
+        ("a checkpoint", 1, "checkpoint of step 1 cannot be written to", "before the first checkpoint"),
+    ],
+)
+def test_what_fails_after_a_signal_is_told_and_the_step_that_is_saved(
+    place: str, step: int, said: str, saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = (Trainer, "compute") if place == "a step" else (checkpoint, "publish")
+    plain, console = getattr(owner, name), Console(file=io.StringIO(), width=200)
+
+    def fails(first: Any, second: Any) -> Any:
+        now = first.counters.step if owner is Trainer else int(second.name.split("-")[1])
+        if now != step:
+            return plain(first, second)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("out of memory") if owner is Trainer else OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(owner, name, fails)
+    result = pretrain(quick("er", f"train.checkpoint_minutes={10 * (owner is Trainer)}"), tmp_path, console=console)
+    assert (result.finished, result.exit_code) == (False, 143)
+    *_, why, stop = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert why.startswith(said) and stop.startswith(f"stopped by SIGTERM {saved}; resume with stella pretrain --resume")
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:

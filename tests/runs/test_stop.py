@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from stella.clip import Clip
 from stella.data import chunk, workers
-from stella.errors import StellaError
+from stella.errors import StellaError, one_line
 from stella.methods import METHODS
 from stella.runs import loop, stop
 from stella.runs.loop import pretrain, resume
@@ -89,20 +90,29 @@ def test_a_stop_does_not_wait_for_work_that_hangs(place: str, tmp_path: Path, mo
     ).finished
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("error", [StellaError("a worker process could not start"), EOFError(), BrokenPipeError()])
 def test_workers_that_end_by_the_same_signal_are_part_of_the_stop(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The terminal sends a signal to all processes: a pool that starts then fails in any way."""
-    use_tasks(monkeypatch, tasks())
+    """The terminal sends a signal to all processes: a pool that starts then fails in any way, and no word of it."""
+    use_tasks(monkeypatch, tasks(), tasks())
+    plain, console = chunk.Pool, Console(file=io.StringIO(), width=200)
 
-    def fail(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+    def fail(maker: Any, *more: Any) -> Any:
+        if getattr(maker, "augment", None) is not training:
+            return plain(maker, *more)
+        with suppress(stop.Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
         raise error
 
     monkeypatch.setattr(chunk, "Pool", fail)
-    result = pretrain(quick("er", "stream.workers=1"), tmp_path, console=QUIET)
+    monkeypatch.setattr(workers, "START_METHOD", "fork")
+    result = pretrain(quick("er", "stream.workers=1", "data.cache=off"), tmp_path, console=console)
     assert (result.finished, result.exit_code) == (False, 143)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.splitlines()[-1].startswith("stopped by SIGTERM before the first checkpoint; resume with")
+    assert one_line(error) not in said
 
 
 def test_what_is_being_written_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
