@@ -303,6 +303,6 @@ def joined(now: Tensor, drawn: MemoryBatch | None, name: str) -> Tensor:
 
 def penalty(out: Pretrained, z_a: Tensor, z_v: Tensor) -> Tensor:
     """MSE(z_a, target) + MSE(z_v, target), targets [n, D], over the last n clips of x ∪ m: the drawn ones."""
-    n = len(z_a)
-    distance = losses.feature_penalty(out.z_a[-n:], z_a) + losses.feature_penalty(out.z_v[-n:], z_v)
+    now = len(out.z_a) - len(z_a)
+    distance = losses.feature_penalty(out.z_a[now:], z_a) + losses.feature_penalty(out.z_v[now:], z_v)
     return losses.mean(distance)

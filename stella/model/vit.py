@@ -94,14 +94,14 @@ def patchify_a(audio: Tensor, patch: int) -> Tensor:
     """[B, time, mel] -> [B, La, patch²], time-major; each patch is flattened as (time, mel)."""
     batch, time, mel = audio.shape
     x = audio.reshape(batch, time // patch, patch, mel // patch, patch)
-    return x.transpose(2, 3).reshape(batch, -1, patch**2)
+    return x.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def patchify_v(video: Tensor, patch: int) -> Tensor:
     """[B, T, 3, H, W] -> [B, Lv, patch²·3], frame-major; each patch is flattened as (row, column, channel)."""
     batch, frames, channels, height, width = video.shape
     x = video.reshape(batch, frames, channels, height // patch, patch, width // patch, patch)
-    return x.permute(0, 1, 3, 5, 4, 6, 2).reshape(batch, -1, patch**2 * channels)
+    return x.permute(0, 1, 3, 5, 4, 6, 2).flatten(4).flatten(1, 3)
 
 
 def init_linear(module: nn.Module) -> None:
