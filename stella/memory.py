@@ -153,8 +153,8 @@ class Memory:
     def draw(self, n: int, each: float = 1.0, to: torch.device | str | None = None) -> MemoryBatch | None:
         """Draw `each` different clips for each of `n`, or all if fewer are stored; None while the memory is empty.
 
-        They are moved to `to`. (On a GPU, if steps were skipped while the memory was still filling, some clips may be
-        drawn twice.)
+        They are moved to `to`. (On a GPU the host counts clips as stored that were not admitted, or whose step was
+        skipped: while the memory fills, as many more may be drawn than it holds, some of them twice.)
         """
         self._last = n = max(1, round(each * self.peers.wanted(n)))
         self._asked = max(self._asked, n)
@@ -224,7 +224,7 @@ class Memory:
         filled = {name: len(self) if name == "id" else len(self._own(len(self))) for name in self._rows}
         rows = {name: _own_storage(t[: filled[name]].cpu()) for name, t in self._rows.items()}
         generator = self._ahead.before if self._ahead else self.generator.get_state()
-        return {"plan": self._plan(), "seen": self.seen, "rows": rows, "generator": generator}
+        return {"plan": self._plan(), "seen": self.seen, "offered": self.offered, "rows": rows, "generator": generator}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a state that has the rows of all slots."""
@@ -232,7 +232,7 @@ class Memory:
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; restore them")
         self._ahead = None
         self._seen.fill_(state["seen"])
-        self.offered = state["seen"]
+        self.offered = state.get("offered", state["seen"])  # older checkpoints lack it
         own = self._own(len(self))
         for name, rows in state["rows"].items():
             mine = rows if name == "id" else rows[own.start :: own.step]

@@ -224,6 +224,17 @@ def test_goes_on_from_a_saved_state_as_if_nothing_had_happened(total: int, tmp_p
     assert memory.seen == other.seen
 
 
+def test_after_a_skipped_step_it_goes_on_with_draws_as_large() -> None:
+    """On a GPU, where the host counts the clips of that step."""
+    memory, other, older = fill(make(20), 5, 5), make(20, "another seed"), make(20)
+    memory.offered += 5
+    state = memory.state_dict()
+    other.load_state_dict(state)
+    assert memory.draw(10).ids.tolist() == other.draw(10).ids.tolist() and len(memory.draw(10)) == 10
+    older.load_state_dict({name: part for name, part in state.items() if name != "offered"})
+    assert len(older.draw(10)) == 5
+
+
 def test_only_filled_rows_travel(tmp_path: Path) -> None:
     memory = Memory({"video": Column(torch.uint8, (1000,))}, 1000, generator(0))
     memory.add(torch.arange(2), video=torch.zeros(2, 1000, dtype=torch.uint8))

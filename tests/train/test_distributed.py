@@ -31,7 +31,12 @@ ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for
         (1, 3, True, ["stella"]),  # as `benchmarks.scaling gpu` does
         (2, 5, True, ["stella", "mir"]),
         (2, 5, False, ["stella", "esmer"]),
-        (2, 5, False, ["chorus/0.1", "chorus/1.5", "er/0.1", "derpp/0.1", "stella/0.1"]),  # fewer drawn clips than processes too
+        (
+            2,
+            5,
+            False,
+            ["chorus/0.1", "chorus/1.5", "er/0.1", "derpp/0.1", "stella/0.1"],
+        ),  # fewer drawn clips than processes too
         (2, 5, False, ["derpp+dct", "chorus/1.5+dct", "gmed:5", "lump:3"]),
         pytest.param(2, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(4, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
