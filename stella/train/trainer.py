@@ -101,6 +101,8 @@ class Trainer:
             if method.memory is not None:
                 method.memory.split(self.world)
         self._parameters = [p for p in method.parameters() if p.requires_grad]
+        saved = method.state_dict().keys()
+        self._buffers = [buffer for name, buffer in method.named_buffers() if name in saved]
         on_gpu = runtime.device.type == "cuda"
         if not on_gpu:
             keep_freed_memory()
@@ -177,7 +179,7 @@ class Trainer:
 
         It neither waits for the device nor depends on values, so that it can be recorded as a CUDA graph.
         """
-        computed: list[Losses] = []
+        before, computed = [buffer.clone() for buffer in self._buffers], list[Losses]()
         for batch in batches:
             with self._sharing(batch, last=batch is batches[-1]), self.runtime.autocast():
                 losses = (self._averaging or self.method.loss)(batch)
@@ -197,21 +199,21 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._after(batches, computed, taken)
+        with torch.no_grad():
+            for buffer, old in zip(self._buffers, before, strict=True):
+                buffer.copy_(torch.where(taken, buffer, old))
         return finite
 
     @torch.no_grad()
     def _after(self, batches: Sequence[Batch], computed: Sequence[Losses], taken: Tensor) -> None:
-        """Memory, buffers and moving averages; where `taken` is false, nothing changes."""
+        """Memory and moving averages; where `taken` is false, they do not change."""
         method = self.method
-        before = [buffer.clone() for buffer in method.buffers(recurse=False)]
         with nullcontext() if method.memory is None else method.memory.commit_if(taken):
             for batch, losses in zip(batches, computed, strict=True):
                 with self._sharing(batch):
                     method.after_batch(batch, losses)
                 self.meter.add(losses, taken)
             method.after_step()
-        for buffer, old in zip(method.buffers(recurse=False), before, strict=True):
-            buffer.copy_(torch.where(taken, buffer, old))
         for slow in (*method.modules(), self.slow):
             if isinstance(slow, SlowWeights):
                 slow.follow(method.model, taken)

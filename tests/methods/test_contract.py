@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from stella.clip import Batch
 from stella.columns import ID, bytes_per_clip
-from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
+from stella.methods import METHODS, Losses, MemoryConfig, Method, ObjectiveConfig, build
+from stella.methods.er import ER
 from stella.model.cav import CAV
 from stella.report.methods import hyper_parameters
 
@@ -212,6 +213,37 @@ def test_a_skipped_step_changes_nothing(name: str) -> None:
     step(loop, batch(4, 8))
     if one.memory is not None:
         assert one.memory.seen == before["seen"] + 4
+
+
+class Counting(ER):
+    title = "Counting"
+    seen: Tensor
+    taken: Tensor
+
+    def setup(self) -> None:
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("taken", torch.zeros(()))
+        self.level = torch.nn.BatchNorm1d(1)
+
+    def loss(self, batch: Batch) -> Losses:
+        losses = super().loss(batch)
+        self.seen += len(batch)
+        self.level(losses.total.detach().expand(2, 1))
+        return losses
+
+    def after_step(self) -> None:
+        self.taken += 1
+
+
+def test_a_skipped_step_restores_buffers_wherever_they_were_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the loss, after the step, and by a module of the method's own."""
+    monkeypatch.setitem(METHODS, "counting", Counting)
+    one = method("counting")
+    step(loop := trainer(one), batch(4))
+    before = copy.deepcopy(one.state_dict())
+    assert (one.seen, one.taken, one.level.num_batches_tracked) == (4, 1, 1)
+    assert not loop.compute([dataclasses.replace(batch(4), audio=torch.full_like(batch(4).audio, torch.nan))]).all()
+    assert_equal(one.state_dict(), before)
 
 
 def state(one: Method) -> dict[str, Any]:
