@@ -44,9 +44,9 @@ def evaluate_tasks(
     `clips` counts the clips of each task that could be used; the others are listed once in `skipped`. Without a
     matching module its measurements are None. Where it points (`importance_ratio`, `auc`, and `pointing` in percent
     beside its chance) is None for a task without masks. Retrieval uses no random number. The matching module is judged
-    on `MATCHING_CLIPS` clips of each task, the same for every seed, with mismatches drawn from the seed. `keep` becomes
-    the list of the tasks' embeddings. `counted` shows what is done with how many clips: all are embedded, then some are
-    matched.
+    on `MATCHING_CLIPS` of these clips of each task, the same for every seed; mismatches are drawn from the seed. `keep`
+    becomes the list of the tasks' embeddings. `counted` shows what is done with how many clips: all are embedded, then
+    some are matched.
     """
     if not tasks:
         raise StellaError("no task to evaluate on; give at least one")
@@ -71,7 +71,10 @@ def evaluate_tasks(
     }
     if avm is None:
         return record
-    parts = [some_of(source, MATCHING_CLIPS, generator("matching", n)) for n, (_, source) in enumerate(tasks)]
+    parts = [
+        some_of(source, each.ids, MATCHING_CLIPS, generator("matching", n))
+        for n, ((_, source), each) in enumerate(zip(tasks, embeddings, strict=True))
+    ]
     with counted(sum(map(len, parts))) as done:
         matched = [
             evaluate_matching(model, avm, part, config, generator(seed, "matching", n), device, autocast, judged)

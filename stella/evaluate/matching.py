@@ -113,12 +113,12 @@ def regions(labels: Labels, config: CAVConfig) -> Tensor:
     return (torch.stack([inside, ~inside]) & counts[:, None, None]).flatten(1)
 
 
-def some_of(source: Source, clips: int, generator: torch.Generator) -> Source:
-    """A random subset of at most `clips` clips of a source, in order."""
-    if len(source) <= clips:
+def some_of(source: Source, ids: Tensor, clips: int, generator: torch.Generator) -> Source:
+    """A random subset of at most `clips` of these clips of a source, in order."""
+    if len(ids) == len(source) <= clips:
         return source
-    indices = torch.randperm(len(source), generator=generator)[:clips].sort().values.tolist()
-    return part(source, indices)
+    chosen = torch.randperm(len(ids), generator=generator)[:clips].sort().values
+    return part(source, ids.cpu()[chosen].tolist())
 
 
 def _every_pair(batch: int, generator: torch.Generator, device: torch.device) -> Pairs:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from stella.clip import BatchSource, Clip, Labels
+from stella.clip import BatchSource, Clip, Labels, Source
 from stella.data.scenes import Scenes
 from stella.data.stream import StreamConfig, evaluation_batches
-from stella.errors import StellaError
+from stella.errors import ClipError, StellaError
+from stella.evaluate import after_task
 from stella.evaluate.after_task import evaluate_tasks
 from stella.evaluate.matching import evaluate_matching, importance_ratio, regions, some_of
 from stella.model.avm import AVM, score
@@ -152,15 +153,37 @@ def test_the_ratio_reads_the_models_importance_where_the_mask_is() -> None:
 
 def test_some_clips_are_drawn_once_and_keep_the_fast_way() -> None:
     scenes = Scenes("task1", "eval", 40)
-    some = some_of(scenes, 12, generator(0))
+    some = some_of(scenes, torch.arange(40), 12, generator(0))
     assert isinstance(some, BatchSource) and len(some) == 12
     video, _ = some.tensors([3])
     assert torch.equal(video[0], some[3].video)
-    other = some_of(Clips(40), 12, generator(0))
+    other = some_of(Clips(40), torch.arange(40), 12, generator(0))
     assert not isinstance(other, BatchSource)
     chosen = [int(other[i].id) for i in range(12)]
     assert chosen == sorted(set(chosen)) and chosen == [int(some[i].id[-6:]) for i in range(12)]
-    assert some_of(scenes, 40, generator(0)) is scenes
+    assert some_of(scenes, torch.arange(40), 40, generator(0)) is scenes
+
+
+class Faulty(Clips):
+    """Every sixth of its clips cannot be used."""
+
+    def __getitem__(self, index: int) -> Clip:
+        if index % 6 == 0:
+            raise ClipError(f"clip {index}", "no audio track", "leave it out")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("clips", [80, 8])
+def test_clips_that_cannot_be_used_are_not_matched(clips: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample may have more of them than is allowed, where the whole source has not."""
+    monkeypatch.setattr(after_task, "MATCHING_CLIPS", clips)
+    matched: list[Source] = []
+    plain = after_task.evaluate_matching
+    monkeypatch.setattr(after_task, "evaluate_matching", lambda *given: (matched.append(given[2]), plain(*given))[1])
+    model, avm = small()
+    assert evaluate_tasks(model, avm, [("one", Faulty(80))], STREAM)["clips"] == [66]
+    found = [int(matched[0][index].id) for index in range(len(matched[0]))]
+    assert len(found) == min(clips, 66) and found == sorted(set(found)) and all(index % 6 for index in found)
 
 
 def test_the_record_after_a_task_is_plain_json_and_repeats_itself() -> None:
