@@ -250,11 +250,12 @@ class Trainer:
                 yield
 
     def _rate_now(self) -> float:
-        """The learning rate: linear warm-up, then constant with a linear decay at the end, or a cosine to 0."""
-        step, warmup = self.counters.step, self.config.warmup_steps
-        if self.config.schedule == "cosine" and step > warmup:
-            return self.config.lr * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup))) / 2
-        falling, left = self.config.decay * self.steps, self.steps + 1 - step
+        """The learning rate: linear warm-up, then constant with a linear decay at the end, or a cosine that would be 0
+        in the step after the last."""
+        step, warmup, cosine = self.counters.step, self.config.warmup_steps, self.config.schedule == "cosine"
+        if cosine and step > warmup:
+            return self.config.lr * (1 + math.cos(math.pi * (step - 1 - warmup) / max(1, self.steps - warmup))) / 2
+        falling, left = 0 if cosine else self.config.decay * self.steps, self.steps + 1 - step
         share = min(1.0, step / warmup if warmup else 1.0, left / falling if falling else 1.0)
         return self.config.lr * share
 

@@ -94,6 +94,9 @@ def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() ->
     [
         (("warmup_steps=4", "decay=0.5", "accumulate=2"), (10, 11, 12), [2.25, 4.5, 6.75, 9, 9, 8, 6, 4, 2]),
         (("decay=1.0", "accumulate=5"), (4, 4, 4), [9, 6, 3]),  # with the short step of each task
+        (("schedule=cosine", "decay=1.0", "warmup_steps=2"), (4, 4), [4.5, 9, 9, 4.5]),
+        (("schedule=cosine", "accumulate=2"), (4, 4, 4), [9, 6.75, 2.25]),
+        (("schedule=cosine", "accumulate=2"), (4,), [9]),
     ],
 )
 def test_the_learning_rate_rises_stays_and_falls_to_its_last_step(
