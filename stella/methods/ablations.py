@@ -36,8 +36,7 @@ class SomePatches(DERpp):
 
     @classmethod
     def check(cls, model: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
-        lengths = model.patches_a, model.patches_v
-        check_kept(model, objective, *(selection.kappa(n, config.keep_ratio) for n in lengths))
+        check_kept(objective, (model.patches_a, model.patches_v), config.keep_ratio)
 
     @abstractmethod
     def order_a(self, a: Patches) -> Tensor:

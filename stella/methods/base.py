@@ -8,6 +8,7 @@ from memory, the columns of a whole clip.
 
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, ClassVar, Literal
@@ -132,7 +133,7 @@ class Method(nn.Module, ABC):
     @classmethod
     def check(cls, model: CAVConfig, config: Any, objective: ObjectiveConfig) -> None:
         """Refuse a configuration that does not fit a model of these sizes, before it is built."""
-        check_kept(model, objective, model.patches_a, model.patches_v)
+        check_kept(objective, (model.patches_a, model.patches_v))
 
     @classmethod
     def columns(cls, model: CAVConfig, config: Any) -> dict[str, Column] | None:
@@ -234,20 +235,27 @@ class Method(nn.Module, ABC):
         return split_by_noise(drawn.gather(1, patches.positions), selection.visible(length, self.objective.mask_ratio))
 
 
-def check_kept(model: CAVConfig, objective: ObjectiveConfig, kept_a: int, kept_v: int) -> None:
-    """Refuse a selection that leaves no visible or no masked patch."""
-    for kept, length in ((kept_a, model.patches_a), (kept_v, model.patches_v)):
-        visible = selection.visible(length, objective.mask_ratio)
-        if visible < 1:
+def check_kept(objective: ObjectiveConfig, lengths: Sequence[int], ratio: float = 1.0, key: str = "keep_ratio") -> None:
+    """Refuse a selection, of clips of so many patches, that leaves no visible or no masked one."""
+    seen = {length: selection.visible(length, objective.mask_ratio) for length in lengths}
+    for length, visible in seen.items():
+        if not 0 < visible < length:
+            left, how = visible or "none", "raise" if visible else "lower"
             raise ConfigError(
-                f"objective.mask_ratio={objective.mask_ratio:g} leaves none of {length} patches visible; "
-                "lower it, or use a longer or larger input"
+                f"objective.mask_ratio={objective.mask_ratio:g} leaves {left} of {length} patches visible; {how} it, "
+                "or use a longer or larger input"
             )
-        if not visible < kept <= length:
-            raise ConfigError(
-                f"args.keep_ratio keeps {kept} of {length} patches, of which {visible} are visible; "
-                f"set it above {1 - objective.mask_ratio:g} and at most to 1"
-            )
+
+    def short(ratio: float) -> list[int]:
+        return [length for length, visible in seen.items() if selection.kappa(length, ratio) <= visible]
+
+    if few := short(ratio):
+        length = few[0]
+        least = next(n / 10_000 for n in range(10_001) if not short(n / 10_000))
+        raise ConfigError(
+            f"args.{key}={ratio:g} keeps {selection.kappa(length, ratio)} of {length} patches, of which {seen[length]} "
+            f"are visible; set it to at least {least:g}"
+        )
 
 
 def clip_columns(model: CAVConfig) -> dict[str, Column]:

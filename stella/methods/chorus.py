@@ -57,7 +57,7 @@ class Chorus(Method):
 
     @classmethod
     def check(cls, model: CAVConfig, config: ChorusConfig, objective: ObjectiveConfig) -> None:
-        check_kept(model, objective, config.kappa(model.patches_a), config.kappa(model.patches_v))
+        check_kept(objective, (model.patches_a, model.patches_v), config.keep_ratio)
 
     @classmethod
     def columns(cls, model: CAVConfig, config: ChorusConfig) -> dict[str, Column]:

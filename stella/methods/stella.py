@@ -125,7 +125,12 @@ class STELLA(Method):
 
     @classmethod
     def check(cls, model: CAVConfig, config: STELLAConfig, objective: ObjectiveConfig) -> None:
-        check_kept(model, objective, config.kappa_a(model), config.kappa_v(model))
+        lengths = {"keep_ratio_a": model.patches_a, "keep_ratio_v": model.patches_v}
+        shared = [length for key, length in lengths.items() if getattr(config, key) is None]
+        check_kept(objective, shared, config.keep_ratio)
+        for key, length in lengths.items():
+            if (own := getattr(config, key)) is not None:
+                check_kept(objective, [length], own, key)
         check_heads(model.dim, config.heads(model))
 
     @classmethod

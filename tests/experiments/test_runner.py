@@ -142,7 +142,7 @@ def test_a_stopped_comparison_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
         (["memory.clips=1000000000", "stream.epochs=1000000000"], r"second: the rehearsal memory would take .* free"),
         (["memory.bytes=10"], r"second: memory\.clips=7 and memory\.bytes=10: set exactly one"),
         (["stream.size=64"], r"second: stream\.size=64 must be 32"),
-        (["method=stella", "args.keep_ratio=0.1"], r"second: args\.keep_ratio keeps .* set it above 0\.2"),
+        (["method=stella", "args.keep_ratio=0.1"], r"second: args\.keep_ratio=0\.1 keeps .* set it to at least 0\.2"),
         (["method=stella_plus", "args.keep_ratio=-0.5"], r"second: args\.keep_ratio=-0\.5 must lie between 0 and 1"),
         (["method=random", "args.keep_ratio=nan"], r"second: args.keep_ratio must be a finite number"),
         (["method=stella", "args.avm_heads=5"], r"second: args\.avm_heads=5 must divide"),

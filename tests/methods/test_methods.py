@@ -229,10 +229,28 @@ def test_wrong_hyper_parameters_fail_with_their_key() -> None:
     with pytest.raises(ConfigError, match=r"args\.audio must be one of time, frequency, free"):
         method("stella", audio="tempo")
     for name in ("stella", "stella_plus", "random", "mats", "chorus"):
-        with pytest.raises(ConfigError, match=r"keep_ratio keeps \d+ of 64 patches, of which 12 are visible"):
-            method(name, keep_ratio=0.2)
         with pytest.raises(ConfigError, match=r"args\.keep_ratio=1\.1 must lie between 0 and 1"):
             method(name, keep_ratio=1.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "key", "least"),
+    [
+        *((name, {"keep_ratio": 0.2}, "keep_ratio", 0.25) for name in ("stella", "stella_plus", "random", "chorus")),
+        ("mats", {"keep_ratio": 0.21}, "keep_ratio", 0.25),  # enough for the 64 patches of audio, not the 16 of video
+        ("stella", {"keep_ratio_a": 0.1}, "keep_ratio_a", 0.2032),
+        ("stella", {"keep_ratio_v": 0.2}, "keep_ratio_v", 0.25),
+        ("stella", {"keep_ratio": 0.1, "keep_ratio_v": 0.5}, "keep_ratio", 0.2032),
+    ],
+)
+def test_too_few_kept_patches_are_refused_with_the_key_and_what_is_enough(
+    name: str, given: dict[str, float], key: str, least: float
+) -> None:
+    with pytest.raises(ConfigError, match=rf"args\.{key}={given[key]:g} keeps .* set it to at least {least:g}$"):
+        method(name, **given)
+    method(name, **given | {key: least})
+    with pytest.raises(ConfigError, match="at least"):
+        method(name, **given | {key: least - 1e-4})
 
 
 def test_a_memory_given_twice_is_refused() -> None:
