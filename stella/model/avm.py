@@ -49,7 +49,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Matching:
-    logits: Tensor  # [B], matched pairs first
+    logits: Tensor  # [B]
     labels: Tensor  # [B], 1 for matched, 0 for mismatched
 
 
@@ -148,7 +148,10 @@ def draw_pairs(batch: int, generator: torch.Generator) -> Pairs:
 
 
 def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
-    """Logits and labels. Matched pairs reuse their fusion outputs; only the mismatched half is fused again."""
+    """Logits and labels. Matched pairs come first and reuse their fusion outputs; only mismatched ones are fused again.
+
+    (Where processes share a batch, clips stay in order, and all are fused: `train/sharing.py`.)
+    """
     with torch.no_grad():
         o_a, o_v = scored.o_a[pairs.matched], scored.o_v[pairs.matched]
         if len(pairs.audio):  # a single clip has no mismatch, and fused attention rejects an empty batch
