@@ -23,7 +23,8 @@ def average_accuracy(acc: Accuracy) -> float:
 
 def average_forgetting(acc: Accuracy) -> float | None:
     """F: the drop of each task from its best accuracy before the last task to its final one, averaged over all tasks
-    but the last. None for a single task, or without an evaluation after each task (Multitask)."""
+    but the last. The best over all t = 1…T−1 as in the paper: it may be from before the task was learnt. None for a
+    single task, or without an evaluation after each task (Multitask)."""
     tasks = acc.shape[1]
     if len(acc) != tasks or tasks < 2:
         return None

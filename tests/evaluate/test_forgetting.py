@@ -33,6 +33,11 @@ def test_a_small_case_by_hand() -> None:
     assert average_forgetting(ACC) == pytest.approx(((50 - 20) + (60 - 40)) / 2)
 
 
+def test_the_best_accuracy_may_be_from_before_a_task_was_learnt() -> None:
+    acc = np.array([[50.0, 60.0, 0.0], [50.0, 50.0, 0.0], [50.0, 50.0, 50.0]])
+    assert average_forgetting(acc) == ((50 - 50) + (60 - 50)) / 2
+
+
 def test_forgetting_is_negative_where_later_tasks_help() -> None:
     assert average_forgetting(np.array([[10.0, 0.0], [30.0, 50.0]])) == -20
 
