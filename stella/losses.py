@@ -31,7 +31,7 @@ def pair_nll(z_a: Tensor, z_v: Tensor, tau: float = 0.05) -> tuple[Tensor, Tenso
     `z_a` and `z_v` [B, D] need not be normalised."""
     # Similarities over τ = 0.05 reach 20, where bfloat16 has steps of 0.125: this small product stays in float32.
     with torch.autocast(z_a.device.type, enabled=False):
-        a, v = (F.normalize(_full(z), dim=-1) for z in (z_a, z_v))
+        a, v = (F.normalize(wide(z), dim=-1) for z in (z_a, z_v))
         to_v, to_a = a @ v.T / tau, v @ a.T / tau  # [B, B]
         return to_v.logsumexp(1) - to_v.diagonal(), to_a.logsumexp(1) - to_a.diagonal()
 
@@ -49,7 +49,7 @@ def every(values: Tensor) -> Tensor:
 
 def matching(logits: Tensor, labels: Tensor) -> Tensor:
     """Eq. 11: binary cross-entropy of logits [B] with labels [B], 1 for matched pairs and 0 for mismatched ones."""
-    logits = _full(logits)
+    logits = wide(logits)
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
@@ -58,5 +58,6 @@ def feature_penalty(z: Tensor, stored: Tensor) -> Tensor:
     return (z - stored).square().mean(1)
 
 
-def _full(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

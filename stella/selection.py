@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.errors import ConfigError
+from stella.losses import wide
 
 
 def kappa(length: int, keep_ratio: float) -> int:
@@ -41,7 +42,7 @@ def importance(q: Tensor, k: Tensor, beta: float) -> Tensor:
     """
     scale = 1 / (math.sqrt(q.shape[-1]) * beta)
     with torch.autocast(q.device.type, enabled=False):
-        q, k = _wide(q), _wide(k)
+        q, k = wide(q), wide(k)
         total = k.new_zeros(k.shape[0], k.shape[2])
         for head in range(q.shape[1]):
             attention = torch.softmax(q[:, head] * scale @ k[:, head].mT, dim=-1)  # [B, Lq, Lk]
@@ -59,7 +60,7 @@ def weighted_query(q: Tensor, importance: Tensor, kappa: int) -> Tensor:
     weight = torch.where(_top(importance, kappa), _positive(importance), 0)
     weight = weight / weight.sum(dim=1, keepdim=True)
     with torch.autocast(q.device.type, enabled=False):
-        return (weight[:, None, None] @ _wide(q)).squeeze(2)
+        return (weight[:, None, None] @ wide(q)).squeeze(2)
 
 
 def pair_past(rows: Tensor, batch: int) -> Tensor:
@@ -77,8 +78,8 @@ def correlation(k: Tensor, query_now: Tensor, query_past: Tensor | None, importa
     if query_past is None:
         return torch.zeros_like(importance)
     with torch.autocast(k.device.type, enabled=False):
-        change = _wide(pair_past(query_past, len(k))) - _wide(query_now)  # [B, H, d]
-        logit = (_wide(k) @ change.unsqueeze(-1)).squeeze(-1) / math.sqrt(k.shape[-1])  # [B, H, L]
+        change = wide(pair_past(query_past, len(k))) - wide(query_now)  # [B, H, d]
+        logit = (wide(k) @ change.unsqueeze(-1)).squeeze(-1) / math.sqrt(k.shape[-1])  # [B, H, L]
     # The softmax over the pair {past, current} is the sigmoid of the difference of their logits.
     return torch.where(_top(importance, kappa), torch.sigmoid(logit).mean(dim=1), 0)
 
@@ -153,7 +154,7 @@ def mats(tokens: Tensor, num_steps: int) -> Tensor:
     if num_steps < 2:
         raise ConfigError(f"MATS compares adjacent steps and this input has {num_steps}; use at least two frames")
     batch, _, dim = tokens.shape
-    steps = _wide(tokens).reshape(batch, num_steps, -1, dim)
+    steps = wide(tokens).reshape(batch, num_steps, -1, dim)
     change = torch.linalg.vector_norm(steps[:, 1:] - steps[:, :-1], dim=-1)
     change = torch.cat((change[:, :1], change), dim=1).flatten(1)  # [B, L]
     return change.argsort(dim=1, descending=True, stable=True)
@@ -225,13 +226,9 @@ def select_freq_chunks(
     return draw_freq_chunks(importance, pruned, noise, num_freq, chunk)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def _positive(x: Tensor) -> Tensor:
     """Clamp scores to the smallest normal number: last in every draw, but never 0/0."""
-    x = _wide(x)
+    x = wide(x)
     return x.clamp_min(torch.finfo(x.dtype).tiny)
 
 

@@ -110,7 +110,7 @@ class Shared:
         row = torch.arange(len(z_a), device=z_a.device)
         own = row, row + sum(counts[: self.world.rank])
         with torch.autocast(z_a.device.type, enabled=False):
-            a, v = (F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1) for z in (z_a, z_v))
+            a, v = (F.normalize(losses.wide(z), dim=-1) for z in (z_a, z_v))
             both: Tensor = GatherRows.apply(torch.cat([a, v], 1), self.world, counts)  # type: ignore[no-untyped-call]
             all_a, all_v = both.chunk(2, 1)
             to_v, to_a = a @ all_v.T / tau, v @ all_a.T / tau  # [own, all]
