@@ -19,9 +19,7 @@ class TrainConfig:
     beta2: float = 0.999  # Adam's decay of the mean squared gradient
     weight_decay: float = 5e-7  # L2 penalty, added to the gradient (adamw: taken from the weights)
     warmup_steps: int = 0  # steps of linear warm-up
-    schedule: Literal["linear", "cosine"] = (
-        "linear"  # after the warm-up; cosine: towards 0 over all steps, without decay
-    )
+    schedule: Literal["linear", "cosine"] = "linear"  # after the warm-up; cosine: towards 0, without decay
     decay: float = 0.0  # share of all steps, at the end, over which the learning rate falls to 0; not for streams
     accumulate: int = 1  # batches per step, equally weighted
     ema: float | None = None  # decay of slow weights, evaluated beside the working weights; none: no slow weights
