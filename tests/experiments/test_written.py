@@ -3,9 +3,12 @@
 import pytest
 from helpers.tables import ROOT, cells, grouped, read, results, table
 
+from stella.experiments import paper
+from stella.experiments.ranks import kendall
 from stella.experiments.recipe import load
 from stella.experiments.results import Rows, spread
 from stella.experiments.room import room
+from stella.experiments.tables import BOUNDS
 from stella.runs.record import Spread
 
 VARIANTS = load("table1").variants
@@ -191,3 +194,26 @@ def test_downstream_results_are_written_as_they_are() -> None:
         name = next((name for name, variant in variants.items() if variant.label == label), None)
         for task, cell in zip(("classify", "events", "retrieval", "segment"), row, strict=True):
             assert not name or cell == str(spread([line for line in tests[name] if line["task"] == task], "value"))
+
+
+def agreement(page: str, order: str, names: list[str]) -> tuple[str, str]:
+    """Kendall's τ of A with the paper's, and without the two ends."""
+    recipe, found = load(page), results(page)
+    theirs = {name: paper.row(recipe.orders[order].paper, name, recipe.dataset) for name in names}
+    both = {
+        name: (spread(found[f"{order}/{name}"], "A").mean, each.mean("A"))
+        for name, each in theirs.items()
+        if each and f"{order}/{name}" in found
+    }
+    inner = [pair for name, pair in both.items() if name not in BOUNDS]
+    return f"{kendall(list(both.values())):.2f}", f"{kendall(inner):.2f}".replace("-", "−")
+
+
+def test_the_readme_tells_how_far_the_papers_order_holds() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    six = [name for name in load("table1-full").variants if f"original/{name}" in results("table1-full")]
+    whole, inner = zip(*(agreement(page, order, six) for page, order in SETTINGS), strict=True)
+    for said, each in (("Kendall's τ is {} in this order", whole), ("as in the paper, {}. At", inner)):
+        assert said.format(f"{', '.join(each[:3])} and {each[3]}") in text
+    (first, inner), (shuffled, ends) = (agreement("table1", order, list(VARIANTS)) for _, order in SETTINGS[:2])
+    assert f"τ is {first}, shuffled {shuffled}; without the two ends {inner} and {ends}" in text
