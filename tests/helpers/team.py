@@ -4,8 +4,11 @@ Double precision: Adam's first steps have the size of the learning rate wherever
 """
 
 import json
+import math
 import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,6 +32,20 @@ from stella.train.trainer import Trainer
 SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
 
 
+def _wait(pids: list[int], files: list[Path]) -> None:
+    """Until all have ended. Where one has failed the others may wait for it for ever: they are killed."""
+    left, end = set(pids), math.inf
+    while left:
+        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
+        if end == math.inf and any(file.exists() and '"failed"' in file.read_text() for file in files):
+            end = time.monotonic() + 60
+        if time.monotonic() > end:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            end = math.inf
+        time.sleep(0.02)
+
+
 def fork(count: int, work: Callable[[World], Any]) -> list[Any]:
     """What each of so many processes returns (as JSON)."""
     with tempfile.TemporaryDirectory() as folder:
@@ -50,9 +67,9 @@ def fork(count: int, work: Callable[[World], Any]) -> list[Any]:
                 Path(folder, str(rank)).write_text(text)
             finally:  # whatever happens, no fork goes on with the tests
                 os._exit(0)
-        for pid in pids:
-            os.waitpid(pid, 0)
-        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(count)]
+        files = [Path(folder, str(rank)) for rank in range(count)]
+        _wait(pids, files)
+        found = [json.loads(file.read_text()) if file.exists() else {"failed": f"no word: {file}"} for file in files]
     failed = [each["failed"] for each in found if isinstance(each, dict) and "failed" in each]
     assert not failed, "\n".join(failed)
     return found
