@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 import stella
 from stella.clip import Batch, names_of
-from stella.data.config import data_config
 from stella.data.pack import pack
 from stella.data.scenes import Scenes, ScenesConfig
 from stella.errors import ClipError, StellaError
@@ -34,7 +33,7 @@ from stella.train import trainer
 from stella.train.checkpoint import Checkpoints
 from stella.transfer.base import Downstream
 from stella.transfer.classify import Classify
-from stella.transfer.config import run_name, transfer_config
+from stella.transfer.config import transfer_config
 from stella.transfer.run import PREDICTIONS, TransferRun, _keep_predictions, resume, transfer
 from stella.transfer.segment import Segment
 
@@ -322,20 +321,6 @@ def test_a_finished_run_is_not_done_again(file: Path, tmp_path: Path) -> None:
         go("classify", file, tmp_path, "train.lr=1", again=True)
 
 
-@pytest.mark.parametrize(
-    ("source", "folder"),
-    [
-        ("runs/c/derpp/seed-0", "classify-derpp-seed-0"),
-        ("runs/c/mine.py:Mine/seed-1", "classify-mine.py-Mine-seed-1"),
-        ("runs/a", "classify-a"),
-        ("random:tiny", "classify-random-tiny"),
-        ("m/model.safetensors", "classify-model"),
-    ],
-)
-def test_runs_of_a_comparison_have_folders_of_their_own(source: str, folder: str) -> None:
-    assert run_name(transfer_config("classify", None, [f"weights.source={source}"])) == folder
-
-
 def test_a_run_resumes_with_the_weights_it_was_started_with(file: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.safetensors"
     own.write_bytes(file.read_bytes())
@@ -378,33 +363,6 @@ def test_a_module_that_replaces_another_is_told(file: Path, tmp_path: Path) -> N
     assert f"{file} has a matching module; this trains a new one" in said(file)
     weights.save(tmp_path / "none.safetensors", weights.load(file).model, None)
     assert "matching module" not in said(tmp_path / "none.safetensors")
-
-
-def test_a_source_without_masks_serves_no_segmentation() -> None:
-    with pytest.raises(StellaError, match="has no ground truth for segment"):
-        data_config({"source": "folder", "path": "x"}).downstream("segment")
-
-
-def test_defaults_on_public_data_are_the_papers() -> None:
-    """Tab. 6: epochs, warm-up, batch, rate, decay; which augmentation; a backbone sees another crop in every epoch."""
-    expected = {
-        "retrieval": (15, 0, 48, 1e-4, 5e-7, True, False),
-        "classify": (10, 0, 48, 1e-4, 5e-7, True, True),
-        "segment": (20, 3, 48, 5e-4, 5e-6, "crop", True),
-        "events": (15, 2, 12, 1e-3, 5e-6, "crop", True),
-    }
-    for task, values in expected.items():
-        c = transfer_config(task, {"source": "vggsound", "path": "x"})
-        s, t = c.stream, c.train
-        found = (s.epochs, c.warmup_epochs, s.batch_size, t.lr, t.weight_decay, s.augment, c.head.frozen)
-        assert found == values and c.views == 0, task
-    own = {"source": "folder", "path": "x"}  # whose features are computed once
-    kept = [(c.views, c.stream.augment) for c in (transfer_config(task, own) for task in ("classify", "retrieval"))]
-    assert kept == [(1, False), (0, True)]
-    for subset, weight in (("s4", 0.0), ("ms3", 0.5)):
-        data = {"source": "avsbench", "path": "x", "subset": subset}
-        assert transfer_config("segment", data).head.align == weight
-    assert transfer_config("segment", data, ["head.align=0.1"]).head.align == 0.1
 
 
 def test_without_kept_views_every_epoch_has_another_crop(file: Path, tmp_path: Path, monkeypatch: Any) -> None:
