@@ -24,7 +24,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: its sentence, or if it is none of a user's, its kind and what it says."""
+    """An error in one line: the sentence of a `StellaError`, the repr of any other."""
     return str(error) if isinstance(error, StellaError) else repr(error)
 
 

@@ -141,7 +141,7 @@ def reproduce(
         page.print(coverage())
     elif results is not None:
         if left_out := [each.opts[0] for each in typed(context) if each.opts[0] in RUN_OPTIONS]:
-            raise StellaError(f"--from shows all runs of {results}, beside it; leave {', '.join(left_out)} out")
+            raise StellaError(f"--from prints all runs of {results}; leave {', '.join(left_out)} out")
         paper.show(name, results, page, values or [])
     else:
         recipe = load(name)

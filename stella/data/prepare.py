@@ -245,7 +245,7 @@ def _summary(
     if material.listed:
         return replace(summary, missing=missing, listed=len(material.rows), wanted=len(material.kept))
     if material.archives or any(is_address(each) for each in folders if each != str(material.root.resolve())):
-        return summary  # what lies at an address is known while it is prepared, not later
+        return summary  # files at an earlier address are not listed again
     return replace(summary, gone=gone_of({*writer.sources.values()} - {*material.files}, folders))
 
 

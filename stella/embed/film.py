@@ -120,7 +120,7 @@ def _sound(path: Path) -> Iterator[tuple[Any, float]]:
 
 
 def _decoded(source: Any, stream: Any) -> Iterator[Any]:
-    """The frames of a track. As in windows, what is broken at its end is left out, and in its middle an error."""
+    """The frames of a track. As in windows, a broken end is left out and a broken middle is an error."""
     broken = None
     for packet in source.demux(stream):
         try:

@@ -22,7 +22,7 @@ def _figures(groups: Sequence[Group], ceilings: Mapping[str, float] | None) -> S
 
 
 def _differences(groups: Sequence[Group]) -> list[Sheet]:
-    """Of two methods or more that share two seeds or more; seeds that not all have are left out."""
+    """Over the seeds that all methods have; none for a single method or seed."""
     found = [{run.seed: run.summary["A"] for run in group.finished} for group in groups]
     seeds = sorted(set.intersection(*map(set, found))) if found else []
     if min(len(groups), len(seeds)) < 2:

@@ -204,7 +204,7 @@ class Scanner:
     def _inside_of(self, root: str, folder: Path, inner: str, seen: Seen) -> list[Found]:
         try:
             signature = _signature_of_clips(folder)
-            if self._inside.get(folder, ((-1,), []))[0] != signature:  # () if none of its files is there
+            if self._inside.get(folder, ((-1,), []))[0] != signature:  # a signature is () if all files are gone
                 source = _container(folder, self.inputs)
                 origins = [(source.origin(i), source.stamp(i)) for i in range(len(source))]
                 items = [Item(root, inner, origin.id, origin.recording, stamp) for origin, stamp in origins]

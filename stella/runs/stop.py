@@ -38,8 +38,10 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context in which a signal raises `Stopped`, because all work in it is repeated on resume; and so is what
-        fails in it after a signal: workers end by it too."""
+        """A context in which a signal raises `Stopped`, because all work in it is repeated on resume.
+
+        An error after a signal becomes `Stopped` too: workers end by the same signal.
+        """
         outer, self._at_once = self._at_once, True
         try:
             if self.signal is not None:
