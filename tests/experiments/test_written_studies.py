@@ -1,5 +1,6 @@
 """Figures on the pages of single studies are those of the CSV beside them."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -44,19 +45,16 @@ STORED = [
     ("({}, {}, {} in 16, 32 and 64%)", "derpp-16: derpp-32: derpp-64:"),
     ("DER++ has {} and {}, STELLA+ {} and {}.", "derpp-dct-16 derpp-64 stella_plus-dct-16 stella_plus-64"),
     ("STELLA has {} and {}, lower on both seeds", "stella-dct-16 stella-64"),
-    ("STELLA in 1% ({}, DER++ {})", "stella-dct-1:F derpp-dct-1:F"),
-    ("STELLA+ in 16% ({} and {})", "stella_plus-dct-16:F derpp-dct-16:F"),
-    ("is above it in 1% ({} and {};", "stella_plus-1: derpp-1:"),
 ]
 
 
 @pytest.mark.parametrize(("text", "of"), STORED)
 def test_stored_bytes_are_written_as_they_are(text: str, of: str) -> None:
-    """`NAME` is A with its deviation, `NAME:` A alone, `NAME:F` the mean of F."""
+    """`NAME` is A with its deviation, `NAME:` A alone."""
     found = read("codec/sizes.csv")
     values = []
-    for name, colon, figure in (words.partition(":") for words in of.split()):
-        value = spread(found[name], figure or "A")
+    for name, colon, _ in (words.partition(":") for words in of.split()):
+        value = spread(found[name], "A")
         values.append(value.short if colon else str(value))
     assert text.format(*values) in prose("codec/README.md")
 
@@ -67,23 +65,42 @@ METHODS = ("derpp", "stella", "stella_plus")
 def test_what_is_said_of_all_sizes_holds() -> None:
     found, text = read("codec/sizes.csv"), prose("codec/README.md")
     falls: dict[str, list[float]] = {"": [], "-dct": []}
-    behind: list[float] = []
+    behind, unsure = list[float](), list[str]()
     for name, rows in found.items():
         method, codec, size = re.fullmatch(r"(\w+?)(-dct)?-(\d+)", name).groups("")  # type: ignore[union-attr]
         base = found[f"derpp{codec}-{size}"]
         if method == "derpp":
             continue
-        falls[codec].append(-less(rows, base, "F").mean)
+        forgets = less(rows, base, "F")
+        falls[codec].append(-forgets.mean)
+        if codec and max(forgets.values) > 0:
+            unsure.append(name)
         if method == "stella":
             assert max(less(rows, base, "A").values) < 0, name
         elif codec:
             behind.append(-less(rows, base, "A").mean)
+    assert unsure == ["stella-dct-1", "stella_plus-dct-16"]  # seeds disagree
+    ahead = [less(found[f"stella_plus-{size}"], found[f"derpp-{size}"], "A").values for size in (1, 2, 4)]
+    assert min(ahead[0]) > 0 and all(min(values) < 0 < max(values) for values in ahead[1:])
     pairs = [(f"{method}-dct-{size}", f"{method}-{8 * size}") for method in METHODS for size in (1, 2, 4, 8)]
-    for figure, said in (("A", "A is {:.2f} lower with it on average"), ("slow_A", "(slow {:.2f}), in")):
-        costs = [-each for coded, plain in pairs for each in less(found[coded], found[plain], figure).values]
-        assert said.format(sum(costs) / len(costs)) in text
-        lower = f"{sum(cost > 0 for cost in costs)}"
-        assert (f"in {lower} of {len(costs)} pairs of runs" if figure == "A" else f"(slow {lower})") in text
+    costs = {
+        f"{method} {figure}": [
+            -each
+            for coded, plain in pairs
+            if coded.startswith(f"{method}-dct")
+            for each in less(found[coded], found[plain], figure).values
+        ]
+        for method, figure in itertools.product(METHODS, ("A", "slow_A"))
+    }
+    mean = {key: f"{sum(values) / len(values):.2f}" for key, values in costs.items()}
+    lower = {key: f"{sum(value > 0 for value in values)} of {len(values)}" for key, values in costs.items()}
+    for said in (
+        f"DER++'s A is {mean['derpp A']} lower with it on average, in {lower['derpp A']} pairs of runs",
+        f"(slow {mean['derpp slow_A']}, in {lower['derpp slow_A']})",
+        f"STELLA's is {mean['stella A']} lower, STELLA+'s {mean['stella_plus A']}",
+        f"(slow {mean['stella slow_A']} and {mean['stella_plus slow_A']}), with eight pairs each",
+    ):
+        assert said in text
     held = [float(found[coded][0]["capacity"]) / float(found[plain][0]["capacity"]) for coded, plain in pairs]
     assert f"holds {100 * min(held):.0f} to {100 * max(held):.0f}% of the clips" in text
     ranges = [f"{min(some):.1f} to {max(some):.1f}" for some in (*falls.values(), behind)]
