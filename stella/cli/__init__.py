@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -54,7 +53,7 @@ def _print_version(wanted: bool) -> None:
 
         facts = environment(runtime("cpu"))
         commit = f", commit {facts['commit']}" if facts["commit"] else ""
-        say(f"stella {metadata.version('stella-av')}{commit}, torch {facts['torch']}")
+        say(f"stella {facts['stella']}{commit}, torch {facts['torch']}")
         raise typer.Exit
 
 

@@ -4,12 +4,12 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stella import __version__
 from stella.files import Line, read_json
 from stella.train.device import Runtime
 
@@ -18,7 +18,7 @@ def environment(run: Runtime) -> dict[str, Any]:
     """Facts of this machine and checkout, for environment.json."""
     return {
         **_checkout(),
-        "stella": metadata.version("stella-av"),
+        "stella": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "platform": platform.platform(),

@@ -1,10 +1,13 @@
 """What is recorded about the machine and the code of a run."""
 
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from helpers.tables import ROOT
 
+import stella
 from stella.runs import environment as module
 from stella.runs.environment import environment, provenance, where
 from stella.train.device import runtime
@@ -44,3 +47,15 @@ def test_without_a_checkout_results_name_the_version() -> None:
     assert provenance(facts)["commit"] == "version 0.1.0" and where(facts) == "version 0.1.0 on G"
     assert where(facts | {"commit": "0123456789ab"}) == "commit 0123456789 on G"
     assert provenance({key: value for key, value in facts.items() if key != "stella"})["commit"] is None
+
+
+def test_a_source_tree_that_is_not_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    assert environment(runtime("cpu"))["stella"] == stella.__version__
+
+
+def test_the_citation_names_the_version() -> None:
+    assert f"\nversion: {stella.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
