@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.history import made, record, write
 from helpers.learning import copy, packed, quiet, state
 from helpers.small import same
 
@@ -24,49 +24,12 @@ from stella.serve.served import Served
 ROUNDS = 300
 
 
-def record(number: int) -> dict[str, Any]:
-    """As earlier versions wrote it and left it: with the levels of all rounds."""
-    level = {"before": 50.123456789, "after": 51.123456789, "clips": 3, "level": 60.123456789, "best": 61.123456789}
-    figures = {"clips": 54, "before": 50.0, "after": 49.0, "error": 1.0}
-    return {
-        "round": number,
-        "began": "2026-08-01T00:00:00+00:00",
-        "ended": "2026-08-01T00:09:00+00:00",
-        "epochs": 1,
-        "clips": 475,
-        "learnt": 470,
-        "set_aside": 25,
-        "sources": {"/in": 475},
-        "skipped": {},
-        "gallery": 80,
-        "old": figures,
-        "new": figures,
-        "F": 2.0,
-        "gap": 0.5,
-        "matching": 59.4,
-        "rounds": {str(each): level for each in range(1, number + 1)},
-        "memory": {"rounds": [1] * number, "sources": {"/in": number}, "distinct": number},
-        "worst": [{"clip": f"{number:024x}", "id": "/in/film.mp4", "round": 1, "before": 1.5, "after": 7.5}],
-        "guard": None,
-        "kept_apart": False,
-        "seconds": {"all": 12.0},
-    }
-
-
-def write(home: Home, number: int) -> None:
-    home.round(number).root.mkdir(parents=True)
-    home.round(number).record.write_text(json.dumps(record(number), indent=2))
-
-
 @pytest.fixture
 def many(tmp_path: Path) -> Home:
     """A learner of an earlier version, after some hundred rounds."""
-    home = Home(tmp_path / "home")
+    home = made(tmp_path / "home", [record(number) for number in range(1, ROUNDS + 1)])
     for number in range(1, ROUNDS + 1):
-        write(home, number)
         home.round(number).before.touch()
-    home.file.write_text(json.dumps({"version": 1, "settings": asdict(Settings())}))
-    home.link(ROUNDS)
     return home
 
 
@@ -109,10 +72,10 @@ def test_a_record_is_read_once_and_again_after_a_rollback(many: Home, reads: Cou
     assert reads == Counter(range(1, ROUNDS)) + Counter({ROUNDS: 2})  # the last as a whole
     for number in (ROUNDS, ROUNDS - 1):
         many.round(number).root.rename(many.root / str(number))
-    write(many, ROUNDS - 1)
+    write(many, record(ROUNDS - 1))
     changed = record(ROUNDS - 1) | {"learnt": 1}
     many.round(ROUNDS - 1).record.write_text(json.dumps(changed))
-    write(many, ROUNDS)
+    write(many, record(ROUNDS))
     assert many.history() == [*(own_part(record(n)) for n in range(1, ROUNDS - 1)), own_part(changed), record(ROUNDS)]
     assert reads[ROUNDS - 1] == 2 and reads[1] == 1
     many.link(ROUNDS - 2)
@@ -123,7 +86,7 @@ def test_a_page_that_is_served_reads_new_records_alone_and_a_picture_one(many: H
     learner = Attached(str(many.root))
     tree = learner.tree()
     assert (tree["round"], tree["clips"], len(tree["memory"]["rounds"])) == (ROUNDS, 470 * ROUNDS, ROUNDS)
-    write(many, ROUNDS + 1)
+    write(many, record(ROUNDS + 1))
     many.link(ROUNDS + 1)
     reads.clear()
     assert learner.tree()["clips"] == 470 * (ROUNDS + 1)

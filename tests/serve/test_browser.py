@@ -1,22 +1,19 @@
 """The page in Chromium: a sound is given, moments come, one plays at its second with a heat map over it."""
 
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.browser import chromium, needs_chromium, opened, until
+from helpers.history import made, record
 from helpers.media_files import CLIPS
 from helpers.processes import serving
 from helpers.served import make_index
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
-FAKE = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+from stella.serve.learner import Attached
+
+pytestmark = [pytest.mark.slow, needs_chromium]
 DRAWN = (
     "(() => { const c = document.getElementById('heat'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height)"
 )
@@ -32,34 +29,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    with playwright.sync_playwright() as found:
-        made = found.chromium.launch(executable_path=CHROMIUM, args=FAKE)
-        yield made
-        made.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture
 def page(served: tuple[str, Path], browser: Any) -> Iterator[Any]:
-    made = browser.new_page(viewport={"width": 1280, "height": 820})
-    faults: list[str] = []
-    made.on("pageerror", lambda error: faults.append(str(error)))
-    made.on("console", lambda message: faults.append(message.text) if "Security" in message.text else None)
-    made.on(
-        "request", lambda one: faults.append(one.url) if not one.url.startswith((served[0], "blob:", "data:")) else None
-    )
-    made.goto(served[0])
-    yield made
-    made.close()
-    assert not faults
-
-
-def until(page: Any, condition: str, seconds: float = 30.0) -> None:
-    """Wait for it. (Playwright's own way evaluates strings in the page, which the page's policy forbids.)"""
-    deadline = time.monotonic() + seconds
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(50)
+    with opened(browser, served[0]) as made:
+        yield made
 
 
 def give(page: Any, file: Path) -> None:
@@ -169,3 +146,60 @@ def test_on_a_narrow_screen_nothing_is_cut_off(served: tuple[str, Path], browser
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.removeprefix("rgb(").rstrip(")").split(","))) > 380) == (scheme == "light")
     page.close()
+
+
+def learner(page: Any, tree: dict[str, Any] | None) -> None:
+    """Open what the page tells of a learner; None: it cannot be read just now."""
+    answer = {"status": 200, "json": tree} if tree else {"status": 503, "json": {"error": "try again"}}
+    page.route("**/api/learner", lambda route: route.fulfill(**answer))
+    page.evaluate("document.querySelector('#learns').click()")  # hidden: another model made this index
+    until(page, "document.querySelector('#doing').textContent !== ''")
+
+
+def line(page: Any, kind: str) -> list[tuple[float, float]]:
+    points = page.get_attribute(f"#curves polyline.{kind}", "points")
+    return [(float(x), float(y)) for x, _, y in (point.partition(",") for point in points.split())]
+
+
+def test_the_learner_tells_where_it_stands_and_draws_its_rounds(page: Any, tmp_path: Path) -> None:
+    accuracies, forgetting = [None, 40.0, 60.0, 50.0], [None, 0.0, 1.0, 12.5]
+    rounds = [
+        record(n) | {"old": a and {"before": a + 1, "after": a, "clips": 54, "error": None}, "F": lost}
+        for n, (a, lost) in enumerate(zip(accuracies, forgetting, strict=True), 1)
+    ]
+    learner(page, Attached(str(made(tmp_path / "mine", rounds).root)).tree())
+    assert page.inner_text("#learner-title") == "The learner mine"
+    assert page.inner_text("#doing") == "Round 4 is in use; no learner is running."
+    names, values = (page.locator(f"#learnt {tag}").all_inner_texts() for tag in ("dt", "dd"))
+    facts = dict(zip(names, values, strict=True))
+    assert facts["Learnt"] == "1,880 clips in 4 rounds; 100 more set aside to measure with"
+    assert facts["Last round"].startswith("470 clips, 1 Aug 2026")
+    assert facts["Old clips"] == "accuracy 51.0% before it, 50.0% after, of 54 clips"
+    assert facts["Forgetting"] == "12.5 points lost from the best, on average (F)"
+    assert facts["Matching"] == "59.4% of pairs told right"
+    assert facts["Memory"] == "4 clips, 4 of them distinct: 4 from in"
+    old, lost = line(page, "old"), line(page, "lost")  # the first round has neither
+    assert [x for x, _ in old] == [x for x, _ in lost] and [x for x, _ in old] == [x for x, _ in line(page, "new")][1:]
+    (_, low), (_, high), (_, middle) = old
+    assert high < middle < low and low - middle == pytest.approx(middle - high)  # 40, 60, 50, upwards
+    (_, none), (_, one), (_, most) = lost
+    ticks = page.evaluate("[...document.querySelectorAll('#curves line.tick')].map((one) => +one.getAttribute('y1'))")
+    assert ticks == pytest.approx([none, (none + high) / 2, high]) and 0 < high < none < 190  # 0, 30, 60
+    assert none - most == pytest.approx(12.5 * (none - one)) and none - one == pytest.approx((low - high) / 20)
+    assert page.locator("#curves text.name").all_text_contents() == ["old clips", "new clips", "chance", "forgetting"]
+    assert [page.text_content(f"#curves text.{kind}") for kind in ("round", "last")] == ["round 1", "round 4"]
+    assert page.inner_text("#forgetting li") == "film.mp4\nrank 1.5 → 7.5, round 1"
+    assert page.get_attribute("#forgetting img", "src") == f"/api/learner/clips/{4:024x}"
+
+
+def test_a_learner_without_figures_draws_nothing(page: Any, tmp_path: Path) -> None:
+    none = {"old": None, "new": None, "F": None, "matching": None, "worst": [], "gallery": 0}
+    learner(page, Attached(str(made(tmp_path / "mine", [record(1) | none]).root)).tree())
+    assert page.inner_text("#doing") == "Round 1 is in use; no learner is running."
+    assert page.locator("#learnt dt").all_inner_texts() == ["Learnt", "Last round", "Memory"]
+    assert not page.is_visible("#curves") and not page.is_visible("#forgetting")
+
+
+def test_a_learner_that_cannot_be_read_says_so(page: Any) -> None:
+    learner(page, None)
+    assert page.inner_text("#doing") == "try again"
