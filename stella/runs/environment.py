@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stella import __version__
+import stella
 from stella.files import Line, read_json
 from stella.train.device import Runtime
 
@@ -18,7 +18,7 @@ def environment(run: Runtime) -> dict[str, Any]:
     """Facts of this machine and checkout, for environment.json."""
     return {
         **_checkout(),
-        "stella": __version__,
+        "stella": stella.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "platform": platform.platform(),
