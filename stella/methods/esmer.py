@@ -1,7 +1,7 @@
 """ESMER: ER that learns less from clips on which a slow copy of the model has a high loss; the copy teaches replay.
 
-ℓ_s is the slow copy's loss of a clip and μ its running mean. The original's warm-up after each task boundary is left
-out, since it needs boundaries.
+ℓ_s is the slow copy's loss of a clip and μ its running mean, which starts at 0. The original's warm-up after each task
+boundary is left out, since it needs boundaries.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ESMERConfig:
     """The paper's values on Continual-VS."""
 
     alpha_loss: float = 0.99  # α_l, largest decay of μ
-    beta: float = 1.0  # clips with ℓ_s up to β·μ have full weight and may be stored
+    beta: float = 1.0  # clips with ℓ_s below β·μ have full weight, those up to it may be stored
     gamma: float = 0.15  # weight of the distance to the slow copy (0.2 on Continual-AS)
     alpha: float = 0.999  # largest decay of the slow copy
     rate: float = 0.2  # r, probability of an update of the slow copy after a step
@@ -71,7 +71,8 @@ class ESMER(Replay):
             parts = self.clip_parts(stable[:now])  # negatives: the current clips
             errors = torch.stack(list(parts.values())).sum(0)
             admit = self.low(errors)
-            weight = torch.where(admit, 1, self.mean / errors)
+            full = (self.updates == 0) | (errors < self.config.beta * self.mean)
+            weight = torch.where(full, 1, self.mean / errors)
             weight = torch.cat([weight, weight.new_ones(len(out.z_a) - now)])
         parts = {name: mean(weight * part) for name, part in self.clip_parts(out).items()}
         distance = out.z_a.new_zeros(()) if drawn is None else penalty(out, stable.z_a[now:], stable.z_v[now:])
@@ -85,10 +86,10 @@ class ESMER(Replay):
         assert isinstance(losses, ESMERLosses) and losses.errors is not None and self.memory is not None
         self.memory.add(batch.ids, losses.admit, **losses.rows)
         now = trimmed_mean(every(losses.errors))
-        decay = (1 - 1 / (self.updates + 1)).clamp_max(self.config.alpha_loss)
         known = now.isfinite()  # a clip's weight of 0 can hide an infinite error from the loss
-        self.mean.copy_(torch.where(known, decay * self.mean + (1 - decay) * now, self.mean))
         self.updates += known
+        decay = (1 - 1 / (self.updates + 1)).clamp_max(self.config.alpha_loss)
+        self.mean.copy_(torch.where(known, decay * self.mean + (1 - decay) * now, self.mean))
 
     @property
     def eval_model(self) -> CAV:

@@ -204,6 +204,21 @@ def test_clips_weigh_less_where_the_copy_errs_much(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(parts[name], expected, rtol=1e-6, atol=0)  # the mean is kept in float32
 
 
+def test_a_clip_at_the_limit_may_be_remembered_and_weighs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = method("esmer", beta=2.0, clips=0)
+    state = one.generators["mask"].get_state()
+    errors = one.loss(batch(6)).errors
+    one.generators["mask"].set_state(state)
+    one.mean.copy_(errors.sort().values[2] / 2)
+    one.updates.fill_(1)
+    calls = spy(monkeypatch, one.model)
+    made = one.loss(batch(6))
+    weights = torch.where(errors < 2 * one.mean, 1, one.mean / errors)
+    assert made.admit.sum() == 3 and sorted(weights.tolist())[-3:] == [0.5, 1, 1]
+    for name, each in one.clip_parts(calls[0][-1]).items():
+        torch.testing.assert_close(made.parts[name], (weights * each).mean())
+
+
 def test_memorys_clips_are_taught_by_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     one = method("esmer", dtype=torch.float64, gamma=0.7)
     train(one, [5])
@@ -228,11 +243,11 @@ ERRORS = [[1, 1, 1, 5], [2, 2, 2, 2], [1, 1.05, 1.95, 2], [1, 1, 1, 1, 1, 2.5], 
 
 
 def test_the_running_mean_by_hand() -> None:
-    """The 5 is over 2 + 2, so 1; ½·1 + ½·2 = 1.5; of the third none is over 1.5 + 0.549: ⅔·1.5 + ⅓·1.5 = 1.5; of the
-    fourth the 2.5 is left out: then α_l = 0.7 is less than ¾: 0.7·1.5 + 0.3·1 = 1.35."""
+    """The 5 is over 2 + 2, so ½·0 + ½·1 = 0.5; ⅔·0.5 + ⅓·2 = 1; of the third none is over 1.5 + 0.549, and α_l = 0.7 is
+    less than ¾: 0.7·1 + 0.3·1.5 = 1.15; of the fourth the 2.5 is left out: 0.7·1.15 + 0.3·1 = 1.105."""
     one = method("esmer", alpha_loss=0.7)
     assert one.low(torch.tensor([0.0, 1e9])).all()  # μ is unknown
-    for values, expected in zip(ERRORS, (1, 1.5, 1.5, 1.35), strict=False):
+    for values, expected in zip(ERRORS, (0.5, 1, 1.15, 1.105), strict=False):
         errors_of(one, values)
         assert one.mean.item() == pytest.approx(expected)
 
@@ -248,7 +263,7 @@ def test_what_is_weighed_remembered_and_averaged_follows_the_definition() -> Non
         held += [first + i for i, enters in enumerate(full) if enters]
         limit = statistics.fmean(values) + (statistics.stdev(values) if len(values) > 1 else 0)
         now = statistics.fmean([error for error in values if error <= limit])
-        decay = min(1 - 1 / (t + 1), 0.8)
+        decay = min(1 - 1 / (t + 2), 0.8)  # after t + 1 updates
         mean = decay * mean + (1 - decay) * now
         first += len(values)
         assert one.mean.item() == pytest.approx(mean, rel=1e-5)
