@@ -30,6 +30,7 @@ class Labels:
     mask: Tensor | None = None  # bool [T, H, W], the sounding object; float in 0 … 1 where annotators disagree
     events: Tensor | None = None  # bool [10], which tenths of the clip hold an event
     masked: Tensor | None = None  # bool [T], the frames whose mask is known; None: all
+    others: tuple[str, ...] = ()  # further classes, of a clip that has several
 
 
 @dataclass(frozen=True)

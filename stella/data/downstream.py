@@ -16,13 +16,14 @@ DOWNSTREAM: tuple[str, ...] = get_args(Downstream)
 
 @dataclass(frozen=True)
 class Parts:
-    """`classes` are those of classify and events, in the order of their numbers."""
+    """`classes` are those of classify and events, in the order of their numbers; a clip may have `several` of them."""
 
     train: Source
     validation: Source  # the best model is chosen on these clips
     test: Source  # and measured once on these
     classes: tuple[str, ...] = ()
     segments: int = 1  # consecutive clips that are cut from one: ten for events
+    several: bool = False
 
 
 class Masked:

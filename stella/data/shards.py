@@ -151,7 +151,8 @@ class Shards:
 
     def labels(self, index: int) -> Labels:
         _, entry = self.entry(index)
-        return Labels(entry.label, entry.task)
+        others = tuple(name for name in entry.classes or () if name != entry.label)
+        return Labels(entry.label, entry.task, others=others)
 
     def __getitem__(self, index: int) -> Clip:
         return self.clip(index)

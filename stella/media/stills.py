@@ -27,6 +27,12 @@ def scaled(picture: Tensor, size: int) -> Tensor:
     return F.interpolate(picture[None], shape, mode="bilinear", antialias=True)[0]
 
 
+def squeezed(pictures: Tensor) -> Tensor:
+    """uint8 [T, 3, H, W] → [T, 3, S, S], the whole picture as a square of its short side."""
+    side = min(pictures.shape[-2:])
+    return F.interpolate(pictures, (side, side), mode="bilinear", antialias=True)
+
+
 def read_mask(path: Path) -> Tensor:
     """bool [H, W]: one bit for each pixel. In a picture with a palette every colour but the first is the mask."""
     image = _image(path)

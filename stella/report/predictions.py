@@ -75,7 +75,8 @@ def _title(clip: Clip, said: dict[str, Tensor], number: int, parts: Parts) -> st
         return f"{clip.labels.name or clip.id} (outlined; colour: predicted)"
     best = said["scores"][number].topk(min(BEST, len(parts.classes)))
     named = [f"{100 * float(p):3.0f}%  {parts.classes[int(i)]}" for p, i in zip(*best, strict=True)]
-    return "\n".join([f"true: {clip.labels.name}", *named])
+    true = [clip.labels.name, *clip.labels.others] if parts.several else [clip.labels.name]
+    return "\n".join([f"true: {', '.join(map(str, true))}", *named])
 
 
 def _draw_events(parts: Parts, said: dict[str, Tensor], out: Path) -> Path:

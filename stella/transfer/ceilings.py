@@ -33,10 +33,20 @@ def ceilings(task: str, parts: Parts, size: int) -> dict[str, float]:
         return chance([len(parts.test)]) if task == "retrieval" else {"chance": 50.0}
     if task in ("segment", "localise"):
         return _of_masks(task, _some_labels(parts.train), _some_labels(parts.test), size)
+    if parts.several:
+        return _by_frequency(parts)
     train, test = (names_of(part, range(len(part))) for part in (parts.train, parts.test))
     if task == "classify":
         return {"chance": 100 / len(parts.classes), "majority": _majority(train, test)}
     return {"majority": _majority(train, test), "class": _class_of_events(train, test, parts.segments)}
+
+
+def _by_frequency(parts: Parts) -> dict[str, float]:
+    """The mean average precision of random scores: the mean share of test clips that have a class, over those that one
+    has."""
+    labels = labels_of(parts.test, range(len(parts.test)))
+    counts = Counter(name for each in labels for name in {each.name, *each.others} if name in parts.classes)
+    return {"chance": 100 * sum(counts.values()) / len(counts) / len(labels)} if counts else {}
 
 
 def _some_labels(source: Source) -> list[Labels]:

@@ -1,10 +1,12 @@
-"""Classification of clips (AVC), and of their segments (AVE): a class, or background, for each second."""
+"""Classification of clips (AVC), one class each or several (AudioSet), and of their segments (AVE): a class, or
+background, for each second.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stella.clip import Batch, Clip, Source, clip_of, location_of, names_of
+from stella.clip import Batch, Clip, Labels, Source, clip_of, labels_of, location_of, names_of
 from stella.data.views import has_windows
 from stella.errors import StellaError
 from stella.model.heads import classifier
@@ -24,7 +26,7 @@ class Classify(Downstream):
         self.number = {name: number for number, name in enumerate(self.data.classes)}
         for part in (self.data.validation, self.data.test):
             self.targets(torch.arange(len(part)), part)  # refuses unknown classes before the first step
-        self.head = classifier(self.model.config.dim, len(self.number), self.options.probe).to(self.device)
+        self.head = classifier(self.model.config.dim, len(self.data.classes), self.options.probe).to(self.device)
 
     def clips(self, source: Source, test: bool = False) -> Source:
         return Windows(source) if test and has_windows(source) else source
@@ -49,12 +51,44 @@ class Classify(Downstream):
         return {"scores": self.head(columns["z"]).softmax(1)}
 
     def figures(self, judged: Columns) -> dict[str, float]:
-        clips, place = torch.unique(judged["clip"], return_inverse=True)
-        scores = torch.zeros(len(clips), len(self.number), device=clips.device)
-        scores.index_add_(0, place, judged["scores"].float())  # the sum over windows ranks as the mean does
-        target = torch.empty_like(clips).index_copy_(0, place, judged["target"])
+        scores, target = over_windows(judged)
         one_hot = F.one_hot(target, len(self.number)).bool()
         return {"accuracy": accuracy(scores, target), "map": mean_average_precision(scores, one_hot)}
+
+
+def over_windows(judged: Columns) -> tuple[Tensor, Tensor]:
+    """The scores of each clip, summed over its windows, which ranks as the mean does; and its target."""
+    clips, place = torch.unique(judged["clip"], return_inverse=True)
+    scores, target = judged["scores"].float(), judged["target"]
+    sums = scores.new_zeros(len(clips), scores.shape[1]).index_add_(0, place, scores)
+    return sums, target.new_empty(len(clips), *target.shape[1:]).index_copy_(0, place, target)
+
+
+class Tag(Classify):
+    """Classification where a clip may have several classes: binary cross-entropy for each. Classes that no training
+    clip has are left out."""
+
+    title = "Classification, several classes a clip"
+    figure = "map"
+
+    def targets(self, ids: Tensor, source: Source) -> Tensor:
+        target = torch.zeros(len(ids), len(self.number), dtype=torch.bool)
+        for row, labels in zip(target, labels_of(source, ids.cpu()), strict=True):
+            row[[self.number[name] for name in (labels.name, *labels.others) if name in self.number]] = True
+        return target.to(ids.device)
+
+    def objective_of(self, columns: Columns) -> dict[str, Tensor]:
+        scores, target = self.head(columns["z"]), columns["target"]
+        return {"cross_entropy": F.binary_cross_entropy_with_logits(scores, target.to(scores.dtype))}
+
+    def judged(self, columns: Columns) -> Columns:
+        return {**self.shown(columns), "target": columns["target"], "clip": columns["clip"]}
+
+    def shown(self, columns: Columns) -> Columns:
+        return {"scores": self.head(columns["z"]).sigmoid()}
+
+    def figures(self, judged: Columns) -> dict[str, float]:
+        return {"map": mean_average_precision(*over_windows(judged))}
 
 
 class Events(Classify):
@@ -80,6 +114,9 @@ class Windows:
 
     def class_of(self, index: int) -> str | None:
         return names_of(self.source, [index % self.each])[0]
+
+    def labels(self, index: int) -> Labels:
+        return labels_of(self.source, [index % self.each])[0]
 
     def location(self, index: int) -> str:
         return location_of(self.source, index % self.each)

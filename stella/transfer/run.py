@@ -40,7 +40,7 @@ from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
 from stella.transfer.config import TransferConfig, features_key, inputs_of, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
-from stella.transfer.tasks import TASKS
+from stella.transfer.tasks import task_of
 from stella.transfer.weights import open_weights
 
 BEST = "best.safetensors"
@@ -129,7 +129,7 @@ class TransferRun(Training):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             model = self.loaded.model.to(device)
-            self.task: Downstream = TASKS[config.task](model, self.parts, config.head, config.seed)
+            self.task: Downstream = task_of(config.task, self.parts)(model, self.parts, config.head, config.seed)
         self.source, epochs = self.task.source, config.stream.epochs
         stream: Epochs
         if config.head.frozen and self.task.cached and (config.views or not config.stream.augment):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.archives import pack
-from helpers.media_files import tone, write, write_video
+from helpers.media_files import level_frame, tone, write, write_video
 from PIL import Image
 from rich.console import Console
 
@@ -233,16 +233,22 @@ def test_ave_by_row_numbers(ave: Path) -> None:
 
 
 def test_msrvtt_by_lists_and_by_annotations(tmp_path: Path) -> None:
-    for number in range(3):
+    for number in (0, 1, 2, 17):
         write_video(tmp_path / f"videos/all/video{number}.mp4", sound=number != 1, seed=number)
     (tmp_path / "train_list_miech.txt").write_text("\n".join(f"video{n}" for n in (0, 1, *range(10, 18))) + "\n")
     (tmp_path / "test_list_miech.txt").write_text("video2\n")
     config = MSRVTTConfig(path=str(tmp_path), **SMALL)
     parts = config.downstream("retrieval")
-    assert len(parts.train) == 9 and len(parts.validation) == 1 and len(parts.test) == 1
+    assert [[part[i].id for i in (0,)] for part in (parts.train, parts.validation, parts.test)] == [
+        ["video0"],
+        ["video17"],  # the tenth of the list, whatever is there
+        ["video2"],
+    ]
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [2, 1, 1]
+    assert config.remarks() == ["left out: 7 of 11 listed videos, which are not here"]
     skipped = Skipped()
     [batch] = evaluation_batches(parts.train, STREAM, "cpu", skipped)
-    assert batch.ids.tolist() == [0] and skipped.counts == {"missing file": 7, "no audio track": 1}
+    assert batch.ids.tolist() == [0] and skipped.counts == {"no audio track": 1}
     for which in ("train", "test"):
         (tmp_path / f"{which}_list_miech.txt").unlink()
     about = [{"video_id": f"video{n}", "split": s} for n, s in enumerate(("train", "validate", "test"))]
@@ -261,7 +267,7 @@ def test_msrvtt_in_one_tar(tmp_path: Path) -> None:
     test = MSRVTTConfig(path=str(tmp_path), **SMALL).part("test")
     skipped = Skipped()
     [batch] = evaluation_batches(test, STREAM, "cpu", skipped)
-    assert batch.ids.tolist() == [0, 1] and skipped.counts == {"missing file": 1}
+    assert batch.ids.tolist() == [0, 1] and len(test) == 2 and not skipped.counts
     assert test.location(0).endswith("msrvtt.tar/MSR-VTT/all/video0.mp4") and test.stamp(0) == test.stamp(1)
     assert test.seconds(1) == pytest.approx(1.0, abs=0.1)
 
@@ -274,6 +280,7 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     boxes = [[-0.5, 0.0, 0.5, 0.5], [0.2, 0.2, 0.2, 0.9], [0.25, 0.25, 7.0, 0.75]]
     items = [{"file": "aaaaaaaaaaa_000005", "class": "a, b", "bbox": boxes}]
     items += [{"file": "bbbbbbbbbbb_000001", "class": "c", "bbox": [[2.0, 2.0, 3.0, 3.0]]}]
+    items += [{"file": f"ccccccccccc_00000{n}", "class": "d", "bbox": [[0.0, 0.0, 1.0, 1.0]]} for n in range(3)]
     (tmp_path / "vggss.json").write_text(json.dumps(items))
     config = VGGSSConfig(path=str(tmp_path), **SMALL)
     test = config.part("test")
@@ -287,10 +294,33 @@ def test_vggss_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     assert config.remarks() == [
         "dropped: 2 boxes without an area inside the picture",
         "left out: 1 clip without a usable box",
+        "left out: 3 of 4 listed videos, which are not here",
     ]
+    (tmp_path / "aaaaaaaaaaa_000005.mp4").unlink()
+    with pytest.raises(StellaError, match="has none of 4 listed videos"):
+        config.part("test")
     (tmp_path / "vggss.json").write_text(json.dumps([{"file": "x"}]))
     with pytest.raises(StellaError, match="without file, class or bbox"):
         config.part("test")
+
+
+def test_vggss_pictures_are_whole_and_of_the_middle(tmp_path: Path) -> None:
+    """A box at the left edge of a wide picture is not cropped away, and the left of the picture lies under it."""
+    frames = [level_frame(10 * half, 96, 48) for half in range(20)]
+    for frame in frames:
+        frame[:, :24] = 250
+    write(tmp_path / "aaaaaaaaaaa_000005.mp4", frames, tone(10.0, 16_000), fps=2)
+    (tmp_path / "vggss.json").write_text(
+        json.dumps([{"file": "aaaaaaaaaaa_000005", "class": "a", "bbox": [[0.0, 0.0, 0.25, 1.0]]}])
+    )
+    clip = VGGSSConfig(path=str(tmp_path), pixels=32).part("test")[0]
+    side = clip.video.shape[-1]
+    assert clip.video.shape == (4, 3, side, side) and clip.labels.mask is not None
+    under = clip.labels.mask[0].bool()
+    assert under.float().mean() == pytest.approx(0.25, abs=0.03)
+    for frame in clip.video.float().mean(1):  # 5 s of 10: the frame of 100, or the one before it
+        assert frame[under].mean() == pytest.approx(250, abs=15)
+        assert frame[:, side // 2 :].mean() == pytest.approx(95, abs=9)
 
 
 def test_flickr_takes_the_consensus_of_annotators(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.media_files import level_frame, tone, write, write_video
 
-from stella.clip import names_of
+from stella.clip import labels_of, names_of
 from stella.data.accounts import write_listed
 from stella.data.archives.benchmarks import (
     AudioSetConfig,
@@ -74,7 +74,11 @@ def test_continual_vs_out_of_shards(tmp_path: Path) -> None:
     [remark] = config.remarks()
     assert "6 training clips are here (music 2, sports 4); the paper has 6,000 to 8,000 a task" in remark
     parts = config.downstream("classify")
-    assert len(parts.classes) == 40 and len(parts.train) + len(parts.validation) == 6 and len(parts.test) == 7
+    assert len(parts.classes) == 40 and len(parts.train) + len(parts.validation) == 6 and not parts.several
+    assert ids([("all", parts.test)])["all"] == [
+        f"q{n}_000003" for n in (7, 8, 0, 2, 3, 4, 5, 6)
+    ]  # beyond five a class
+    assert len(config.downstream("retrieval").test) == 7
     with pytest.raises(StellaError, match="has no train clips of vehicle"):
         ContinualVSConfig(path=str(root), tasks=("vehicle",)).train_tasks()
     with pytest.raises(StellaError, match="has no task opera"):
@@ -104,7 +108,19 @@ def test_continual_as_leaves_out_clips_in_several_tasks(tmp_path: Path) -> None:
     assert ids(config.train_tasks()) == {"human": ["d_000000"], "music": ["a_000000"]}
     assert names_of(config.train_tasks()[1][1], [0]) == ["Banjo"]  # not Speech, which no task has
     assert ids(config.eval_tasks()) == {"human": ["f_000000"], "music": ["e_000000"]}
-    assert len(AudioSetConfig(path=str(root)).train_tasks()[0][1]) == 4
+    whole = AudioSetConfig(path=str(root))
+    assert len(whole.train_tasks()[0][1]) == 4
+    parts = whole.downstream("classify")  # with all classes of a clip, and those of all training clips
+    assert parts.several and parts.classes == ("Banjo", "Giggle", "Speech") and len(parts.test) == 2
+    found = {source[i].id: source[i].labels for source in (parts.train, parts.validation) for i in range(len(source))}
+    assert {id[0]: {labels.name, *labels.others} for id, labels in found.items()} == {
+        "a": {"Speech", "Banjo"},
+        "b": {"Banjo", "Giggle"},
+        "c": {"Speech"},
+        "d": {"Giggle"},
+    }
+    [(_, banjos)] = ContinualASConfig(path=str(root), tasks=("music",)).train_tasks()
+    assert (banjos[0].labels.name, banjos[0].labels.others) == ("Banjo", ("Speech",))
     vgg = store(tmp_path / "vgg", vggsound(tmp_path / "v.csv", [("v", OTHER, "train"), ("w", SPORT, "train")]))
     both = InitialVSConfig(path=str(vgg), audioset=str(root))
     assert ids(both.train_tasks()) == {"all": ["v_000003", "c_000000", "d_000000"]}  # Banjo is a later class
@@ -124,6 +140,7 @@ def test_a_list_beside_videos_serves_without_preparation(tmp_path: Path) -> None
     config = ContinualVSConfig(path=str(tmp_path), tasks=("sports",), **sizes)
     [(_, source)] = config.train_tasks()
     assert [source[i].id for i in range(len(source))] == ["a_000003", "b_000003"] and source[0].labels.name == SPORT
+    assert labels_of(source, [0])[0].others == ()
     assert "2 training clips of 3 listed are here (sports 2 of 3)" in config.remarks()[0]
     with pytest.raises(StellaError, match=r"holds neither shards nor vggsound\.csv"):
         ContinualVSConfig(path=str(tmp_path / "some")).train_tasks()

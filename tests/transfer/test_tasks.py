@@ -14,7 +14,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from stella.cli import app
-from stella.clip import BACKGROUND, Batch, Clip, Labels, names_of
+from stella.clip import BACKGROUND, Batch, Clip, Labels, Source, labels_of, names_of
 from stella.data.downstream import Parts, masked
 from stella.data.scenes import TASKS, Scenes, ScenesConfig, classes
 from stella.data.scenes.audit import class_cues
@@ -30,12 +30,14 @@ from stella.runs.loop import pretrain
 from stella.transfer import localise
 from stella.transfer.base import Options, joint_means
 from stella.transfer.ceilings import ceilings
-from stella.transfer.classify import WINDOWS, Classify
+from stella.transfer.classify import WINDOWS, Classify, Windows
 from stella.transfer.config import WeightsConfig
+from stella.transfer.metrics import mean_average_precision
 from stella.transfer.results import downstream_rows
 from stella.transfer.retrieval import Retrieval
 from stella.transfer.run import resume
 from stella.transfer.segment import Segment
+from stella.transfer.tasks import task_of
 from stella.transfer.weights import open_weights
 
 SIZES = {"image_size": 32, "spec_frames": 64}
@@ -208,6 +210,52 @@ def test_localisation_counts_frames_that_sound() -> None:
         assert events is not None
         counts = [bool(events[int((t + 0.5) / 4 * 10)]) for t in range(4)]
         assert (frames[index, :, 4].flatten(1).amax(1) > 0).tolist() == counts
+
+
+class Several:
+    """The first clips of a source, each with these classes."""
+
+    def __init__(self, source: Source, names: list[str]) -> None:
+        self.source, self.names = source, names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Clip:
+        return replace(self.source[index], labels=self.labels(index))
+
+    def clip(self, index: int, window: float) -> Clip:
+        return self[index]
+
+    def labels(self, index: int) -> Labels:
+        name, *others = self.names[index].split()
+        return Labels(name, others=tuple(others))
+
+
+def test_a_clip_of_several_classes_is_judged_in_each(model: CAV) -> None:
+    """By the formulas of binary cross-entropy and of the mean average precision; `?` is a class of no training clip."""
+    scenes, classes = Scenes("task1", "eval", 4), ("a", "b", "c")
+    parts = Parts(
+        *(Several(scenes, names.split(",")) for names in ("a b,c,b,a", "a", "c ?,a b,b,?")), classes, several=True
+    )
+    kind = task_of("classify", parts)
+    assert kind.figure == "map" and task_of("classify", replace(parts, several=False)) is Classify
+    task = kind(model, parts, Options(probe=True), 0)
+    assert task.targets(torch.arange(4), parts.train).int().tolist() == [[1, 1, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    z = torch.randn(4, 2 * model.config.dim, generator=generator("tags"))
+    target = task.targets(torch.arange(4), parts.test)
+    assert target.int().tolist() == [[0, 0, 1], [1, 1, 0], [0, 1, 0], [0, 0, 0]]
+    p = task.head(z).sigmoid()
+    expected = -torch.where(target, p, 1 - p).log().mean()
+    torch.testing.assert_close(task.objective_of({"z": z, "target": target})["cross_entropy"], expected)
+    assert torch.equal(task.shown({"z": z})["scores"], p)
+    windows = torch.rand(16, 3, generator=generator("windows"))
+    judged = {"scores": windows, "target": target.repeat(4, 1), "clip": torch.arange(4).repeat(4)}
+    mean = windows.view(4, 4, 3).mean(0)
+    assert task.figures(judged) == {"map": pytest.approx(mean_average_precision(mean, target))}
+    source = task.clips(parts.test, test=True)
+    assert isinstance(source, Windows) and labels_of(source, [5])[0].others == ("b",)  # clip 1 of window 1
+    assert ceilings("classify", parts, 32) == {"chance": pytest.approx(100 * (1 + 2 + 1) / 3 / 4)}
 
 
 # ---- the embedded data

@@ -15,7 +15,7 @@ from stella.data.archives.members import archive_of, is_tar, list_videos, readab
 from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES, size_of
 from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
-from stella.errors import ClipError, StellaError
+from stella.errors import ClipError, StellaError, number_of
 from stella.files import table_of, text_of
 from stella.media.decode import Plan, decode, read_duration
 from stella.media.inputs import Inputs, time_steps, with_margin
@@ -154,6 +154,21 @@ def find_named(folder: Path) -> dict[str, Path]:
     videos = [archive / name for archive in files if is_tar(archive.name) for name in list_videos(archive).videos]
     videos += [path for path in files if path.suffix.lower() in VIDEO_SUFFIXES]
     return {path.stem: path for path in videos}
+
+
+def find_some(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Where the videos of these names are, as far as they are below a folder; at least one must be."""
+    found = find_named(folder)
+    here = {name: found[name] for name in names if name in found}
+    if names and not here:
+        raise StellaError(f"{folder} has none of {number_of(len(names), 'listed video')}; check data.path")
+    return here
+
+
+def told_missing(folder: Path, names: Sequence[str]) -> list[str]:
+    """A sentence if some of these videos are not below a folder."""
+    missing = len(names) - len(find_some(folder, names))
+    return [f"left out: {missing:,} of {number_of(len(names), 'listed video')}, which are not here"] if missing else []
 
 
 def read_table(path: Path) -> list[list[str]]:

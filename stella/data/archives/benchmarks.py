@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from stella.clip import Device, Source
+from stella.clip import Device, Labels, Source
 from stella.data.accounts import LISTED
 from stella.data.archives.base import Item, Videos
 from stella.data.archives.rows import MOST_TEST, TASKED, Row, chosen, class_in, read_rows, tasks_of
@@ -58,12 +58,17 @@ class Listed(Videos):
     def start(self, index: int) -> float:
         return start_in(self.items[index].path, *self.rows[index])
 
+    def labels(self, index: int) -> Labels:
+        row, name = self.rows[index][0], self.class_of(index)
+        return Labels(name, others=tuple(other for other in row.classes if other != name))
+
 
 @dataclass(frozen=True)
 class ListedConfig(SizedConfig):
     """Clips of a list with their classes and splits. Training clips train, five test clips a class are the gallery."""
 
     lists: ClassVar[tuple[str, ...]] = VGGSOUND
+    several: ClassVar[bool] = False  # whether a clip's classes all count in classification, not the first alone
     benchmark: ClassVar[str | None] = None  # whose tasks they are sorted into, and whose rules hold; none: one task
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
@@ -123,10 +128,16 @@ class ListedConfig(SizedConfig):
         return self.eval_tasks() if evaluation else self.train_tasks()
 
     def downstream(self, task: str) -> Parts:
+        """Classification is tested on all test clips, not on the gallery alone."""
         parts = super().downstream(task)
-        known = self.task_classes()
-        classes = tuple(label for name in self.tasks or known for label in known[name])
-        return replace(parts, classes=classes) if task == "classify" and classes else parts
+        if task != "classify":
+            return parts
+        known, named = self.known(), self.task_classes()
+        classes = tuple(label for name in self.tasks or named for label in named[name]) or parts.classes
+        if self.several:
+            classes = tuple(sorted({name for row in known.rows if row.split == "train" for name in row.classes}))
+        test = part(known.source, [index for _, clips in self._tasks(known, "test") for index in clips])
+        return replace(parts, test=test, classes=classes, several=self.several)
 
     def remarks(self) -> list[str]:
         """How many training clips each task has, of how many that the lists name, beside the paper's own number."""
@@ -136,7 +147,7 @@ class ListedConfig(SizedConfig):
         have, all_of = sum(len(source) for _, source in train), sum(listed.get(name, 0) for name, _ in train)
         whole = f" of {all_of:,} listed" if all_of else ""
         paper = f"; the paper has {PAPER[self.benchmark or '']}" if self.benchmark in PAPER else ""
-        return [f"{self.source}: {number_of(have, 'training clip')}{whole} are here ({', '.join(counts)}){paper}"]
+        return [f"{number_of(have, 'training clip')}{whole} are here ({', '.join(counts)}){paper}"]
 
     # ---- the clips on the disk
 
@@ -224,6 +235,7 @@ class VGGSoundConfig(ListedConfig):
 @dataclass(frozen=True)
 class AudioSetConfig(ListedConfig):
     lists: ClassVar[tuple[str, ...]] = AUDIOSET
+    several: ClassVar[bool] = True
 
     source: Literal["audioset"] = "audioset"  # all of AudioSet, one task
 

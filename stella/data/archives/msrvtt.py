@@ -4,17 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from stella.clip import Source
-from stella.data.archives.base import ArchiveConfig, Item, Videos, find_named, first_existing, read_list, read_tree
-from stella.data.views import part
-from stella.errors import StellaError, number_of
+from stella.data.archives.base import (
+    ArchiveConfig,
+    Item,
+    Videos,
+    find_some,
+    first_existing,
+    read_list,
+    read_tree,
+    told_missing,
+)
+from stella.errors import StellaError
 
 
 @dataclass(frozen=True)
 class MSRVTTConfig(ArchiveConfig):
     """`videos/all/videoN.mp4` (anywhere below `path`, or in a tar), and the lists of a split, or the annotations.
 
-    Videos without a sound are skipped and counted. A tenth of the training list chooses the best model.
+    Videos that are not there are left out and counted, those without a sound skipped. A tenth of the training list
+    chooses the best model.
     """
 
     source: Literal["msrvtt"] = "msrvtt"  # a public data set
@@ -22,23 +30,15 @@ class MSRVTTConfig(ArchiveConfig):
 
     split: Literal["miech", "jsfusion"] = "miech"  # which lists
 
-    def part(self, name: str) -> Source:
-        if name == "test":
-            return self._videos("test")
-        train = self._videos("train")
-        held = [index for index in range(len(train)) if (index % 10 == 9) == (name == "validation")]
-        return part(train, held)
+    def part(self, name: str) -> Videos:
+        names = self._names("test" if name == "test" else "train")
+        found = find_some(self.root, names)
+        if name != "test":
+            names = [each for n, each in enumerate(names) if (n % 10 == 9) == (name == "validation")]
+        return Videos([Item(each, found[each]) for each in names if each in found], self.plan)
 
-    def _videos(self, which: str) -> Videos:
-        found = find_named(self.root)
-        names = self._names(which)
-        if not any(name in found for name in names):
-            raise StellaError(
-                f"none of {number_of(len(names), 'video')} of the {which} list is below {self.root}; check data.path"
-            )
-        missing = self.root / "videos" / "all"
-        items = [Item(name, found.get(name, missing / f"{name}.mp4")) for name in names]  # a missing one is skipped
-        return Videos(items, self.plan)
+    def remarks(self) -> list[str]:
+        return told_missing(self.root, [*self._names("train"), *self._names("test")])
 
     def _names(self, which: str) -> list[str]:
         folders = ("", "structured-symlinks/", "high-quality/structured-symlinks/")

@@ -1,4 +1,7 @@
-"""VGG-SS and Flickr-SoundNet: one picture a clip, with boxes around the sounding object, to test localisation on."""
+"""VGG-SS and Flickr-SoundNet: one picture a clip, with boxes around the sounding object, to test localisation on.
+
+Models are compared on whole pictures, squeezed to squares: a centre crop would cut boxes off.
+"""
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -14,15 +17,16 @@ from stella.data.archives.base import (
     ArchiveConfig,
     Item,
     Videos,
-    find_named,
+    find_some,
     first_existing,
     heard,
     read_table,
     read_tree,
+    told_missing,
     without_header,
 )
 from stella.errors import ClipError, StellaError, number_of
-from stella.media.stills import read_picture, read_sound
+from stella.media.stills import read_picture, read_sound, squeezed
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in shares of the picture
 
@@ -56,18 +60,22 @@ def usable(box: Sequence[float]) -> bool:
 class VGGSSConfig(ArchiveConfig):
     """`vggss.json` and the videos of VGGSound below `path`, named as there. Boxes are shares of the picture.
 
-    All clips are to test on: other parts have none. The picture is the clip's middle, so frames are taken around it.
-    Boxes without area are dropped, and clips without a box are left out; `remarks` counts both.
+    All clips are to test on: other parts have none. All frames are the clip's middle one, which was annotated. Boxes
+    without area are dropped, clips without a box or a file are left out; `remarks` counts them.
     """
 
     source: Literal["vggss"] = "vggss"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("localise",)
 
+    span: float | None = 0.001  # seconds of the window that the frames come from; none: the whole clip
+
     def part(self, name: str) -> "Boxed":
-        boxes = {file: kept for file, kept in self._boxes().items() if kept[1]} if name == "test" else {}
-        found = find_named(self.root)
-        items = [Item(file, found.get(file, self.root / f"{file}.mp4"), kind) for file, (kind, _) in boxes.items()]
-        return Boxed(Videos(items, self.plan), [kept for _, kept in boxes.values()])
+        boxes = self._boxed() if name == "test" else {}
+        items = [Item(file, path, boxes[file][0]) for file, path in find_some(self.root, list(boxes)).items()]
+        return Boxed(Videos(items, self.plan), [boxes[item.id][1] for item in items])
+
+    def _boxed(self) -> dict[str, tuple[str, list[Box]]]:
+        return {file: kept for file, kept in self._boxes().items() if kept[1]}
 
     def _boxes(self) -> dict[str, tuple[str, list[Box]]]:
         tree = read_tree(first_existing(self.root, "vggss.json"))
@@ -87,11 +95,12 @@ class VGGSSConfig(ArchiveConfig):
         empty = sum(not kept for _, kept in self._boxes().values())
         found = {f"dropped: {number_of(bad, 'box')} without an area inside the picture": bad}
         found |= {f"left out: {number_of(empty, 'clip')} without a usable box": empty}
-        return [sentence for sentence, count in found.items() if count]
+        missing = told_missing(self.root, list(self._boxed()))
+        return [*(sentence for sentence, count in found.items() if count), *missing]
 
 
 class Boxed:
-    """Clips of videos with one mask for all frames, made of boxes."""
+    """Clips of videos with one mask for all frames, made of boxes. Pictures are squeezed to squares."""
 
     def __init__(self, videos: Videos, boxes: Sequence[list[Box]]) -> None:
         self.videos, self.boxes = videos, boxes
@@ -101,9 +110,9 @@ class Boxed:
 
     def __getitem__(self, index: int) -> Clip:
         clip = self.videos[index]
-        frames, _, height, width = clip.video.shape
-        mask = box_mask(self.boxes[index], height, width).expand(frames, -1, -1)
-        return Clip(clip.id, clip.video, clip.audio, Labels(self.class_of(index), None, mask))
+        video = squeezed(clip.video)
+        mask = box_mask(self.boxes[index], *video.shape[2:]).expand(len(video), -1, -1)
+        return Clip(clip.id, video, clip.audio, Labels(self.class_of(index), None, mask))
 
     def class_of(self, index: int) -> str | None:
         return self.videos.class_of(index)
@@ -130,7 +139,7 @@ class FlickrConfig(ArchiveConfig):
 
 
 class Stills:
-    """One picture and one sound a clip."""
+    """One picture, squeezed to a square, and one sound a clip."""
 
     def __init__(self, root: Path, ids: list[str], frames: int, duration: float) -> None:
         self.root, self.ids, self.frames, self.duration = root, ids, frames, duration
@@ -141,7 +150,7 @@ class Stills:
     def __getitem__(self, index: int) -> Clip:
         id = self.ids[index]
         wav = self._one("audio", id, (".wav", ".mp3", ".flac"))
-        picture = read_picture(self._one("frames", id, (".jpg", ".png", ".jpeg")))
+        picture = squeezed(read_picture(self._one("frames", id, (".jpg", ".png", ".jpeg")))[None])[0]
         boxes = [box for box in read_boxes(self._one("Annotations", id, (".xml",))) if usable(box)]
         if not boxes:
             raise ClipError(self.location(index), "no box inside the picture", "leave this clip out")
