@@ -98,7 +98,8 @@ def _quietly(job: Job) -> RunResult:
 
 
 @cache
-def paper_figures() -> dict[str, dict[str, Any]]:
+def paper_figures() -> dict[str, dict[str, dict[str, Any]]]:
+    """By the benchmark that the models were trained on, and by task."""
     return read_toml(Path(__file__).with_name("paper_downstream.toml"))
 
 
@@ -115,14 +116,15 @@ def show_downstream(name: str, recipe: Recipe, results: Path, console: Console) 
 
 def downstream_sheet(recipe: Recipe, order: str, lines: Sequence[Mapping[str, str]]) -> Sheet:
     """The figure of every task for every variant; `lines` are those of a downstream.csv."""
-    beside = paper_figures() if order == next(iter(recipe.orders)) else {}  # the paper has one order
+    known = paper_figures().get(recipe.dataset, {})
+    beside = known if order == next(iter(recipe.orders)) else {}  # the paper has one order
     rows = []
     for name, variant in recipe.variants.items():
         own = [line for line in lines if line["name"] == f"{order}/{name}"]
         cells = [str(len({line["seed"] for line in own}))]
         for task in recipe.transfer:
             ours = Spread([float(line["value"]) for line in own if line["task"] == task])
-            cells += [str(ours), *([_paper(task, name)] if task in beside else [])]
+            cells += [str(ours), *([_paper(beside[task], name)] if task in beside else [])]
         rows.append([variant.label, *cells])
     head = ["", "runs"]
     for task in recipe.transfer:
@@ -145,6 +147,6 @@ def downstream_sheet(recipe: Recipe, order: str, lines: Sequence[Mapping[str, st
     )
 
 
-def _paper(task: str, variant: str) -> str:
-    found = paper_figures()[task].get(variant, float("nan"))
+def _paper(table: Mapping[str, Any], variant: str) -> str:
+    found = table.get(variant, float("nan"))
     return format_figure(sum(found) / len(found) if isinstance(found, list) else float(found), 2)

@@ -79,9 +79,21 @@ def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:
     assert "| ER | 2 | 50.5 ± 0.7 | 57.09 |" in (tmp_path / "downstream.md").read_text()
 
 
+def test_after_another_benchmark_other_figures_of_the_paper_stand_beside() -> None:
+    recipe = replace(load("continual-as"), transfer=("retrieval", "classify"))
+    sheet = downstream_sheet(recipe, "original", [])
+    stella = next(row for row in sheet.rows if row[0] == "STELLA")
+    assert sheet.head == ["", "runs", "retrieval: recall ↑", "paper: retrieval ↑", "classify: accuracy ↑"]
+    assert stella[3] == f"{(2.74 + 9.26 + 15.37 + 2.85 + 9.48 + 15.56) / 6:.2f}" and "Tab. 8 (a)" in sheet.notes[-1]
+
+
 def test_the_paper_s_downstream_rows_are_whole() -> None:
     methods = load("downstream").variants.keys() - {"er-dct", "chorus"}  # ours
-    for task, table in paper_figures().items():
+    assert {name: list(tables) for name, tables in paper_figures().items()} == {
+        "Continual-VS": ["retrieval", "classify", "segment", "events"],
+        "Continual-AS": ["retrieval"],
+    }
+    for task, table in (each for tables in paper_figures().values() for each in tables.items()):
         rows = {name: value for name, value in table.items() if name != "label"}
         assert rows.keys() == methods - ({"multitask"} if task == "retrieval" else set())
         assert all(len(value) == 6 for value in rows.values()) if task == "retrieval" else min(rows.values()) > 50
