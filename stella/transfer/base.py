@@ -31,6 +31,7 @@ class Options:
     channels: int | None = None  # of the mask decoder; none: a third of the model's
     align: float = 0.0  # weight of the alignment of masked features with the sound; 0.5 with data.subset=ms3
     mask_frames: int = 0  # frames of a clip to train masks on; 0: all whose mask is known
+    mean_of: int = 0  # mIoU and F as means over batches of so many pictures, as AVSBench's code has; 0: over all
 
 
 class Downstream(Method):

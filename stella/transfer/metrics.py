@@ -1,6 +1,7 @@
 """The benchmarks' metrics, as their own code defines them, but exact: a figure never depends on the batch size.
 
-AVSBench's code averages batch means, which weighs a short last batch too much. Results are in percent.
+AVSBench's code averages over batches, which weighs a short last batch too much, and takes the best threshold of F in
+each (`head.mean_of`). Results are in percent.
 """
 
 import torch

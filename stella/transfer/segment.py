@@ -1,5 +1,7 @@
 """Segmentation of the sounding object (AVS): a mask for each frame."""
 
+from statistics import fmean
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -71,4 +73,7 @@ class Segment(Downstream):
         return {"iou": iou(predicted, true), "f": f_curve(predicted, true)}
 
     def figures(self, judged: Columns) -> dict[str, float]:
-        return {"miou": 100 * judged["iou"].mean().item(), "f": f_measure(judged["f"])}
+        size = self.options.mean_of or len(judged["iou"])
+        miou = [100 * each.mean().item() for each in judged["iou"].split(size)]
+        f = [f_measure(each) for each in judged["f"].split(size)]
+        return {"miou": fmean(miou), "f": fmean(f)}

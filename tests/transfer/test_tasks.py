@@ -32,7 +32,7 @@ from stella.transfer.base import Options, joint_means
 from stella.transfer.ceilings import ceilings
 from stella.transfer.classify import WINDOWS, Classify, Windows
 from stella.transfer.config import WeightsConfig
-from stella.transfer.metrics import mean_average_precision
+from stella.transfer.metrics import f_curve, f_measure, iou, mean_average_precision, mean_iou
 from stella.transfer.results import downstream_rows
 from stella.transfer.retrieval import Retrieval
 from stella.transfer.run import resume
@@ -256,6 +256,23 @@ def test_a_clip_of_several_classes_is_judged_in_each(model: CAV) -> None:
     source = task.clips(parts.test, test=True)
     assert isinstance(source, Windows) and labels_of(source, [5])[0].others == ("b",)  # clip 1 of window 1
     assert ceilings("classify", parts, 32) == {"chance": pytest.approx(100 * (1 + 2 + 1) / 3 / 4)}
+
+
+def test_figures_of_masks_are_those_of_all_pictures_or_means_over_batches_as_in_avsbench(model: CAV) -> None:
+    parts = Parts(*(Scenes("task1", split, 4) for split in ("train", "validation", "eval")))
+    gen = generator("masks")
+    logits, masks = torch.randn(7, 8, 8, generator=gen), torch.rand(7, 8, 8, generator=gen) < 0.3
+    masks[6] = False
+    judged = {"iou": iou(logits, masks), "f": f_curve(logits, masks)}
+    found = Segment(model, parts, Options(), 0).figures(judged)
+    assert found == {"miou": pytest.approx(mean_iou(logits, masks)), "f": pytest.approx(f_measure(judged["f"]))}
+    batches = [slice(0, 3), slice(3, 6), slice(6, 7)]
+    expected = {
+        "miou": sum(mean_iou(logits[rows], masks[rows]) for rows in batches) / 3,
+        "f": sum(f_measure(f_curve(logits[rows], masks[rows])) for rows in batches) / 3,  # the last has no object: 0
+    }
+    by_batches = Segment(model, parts, Options(mean_of=3), 0).figures(judged)
+    assert by_batches == pytest.approx(expected) and by_batches["miou"] != pytest.approx(found["miou"])
 
 
 # ---- the embedded data
