@@ -59,6 +59,10 @@ class SourceConfig(ABC):
         """The source with the sizes that were not given taken from a model's inputs; None: with its own defaults."""
         return self
 
+    def alike(self, inputs: Inputs | None) -> Self:
+        """The same for what is evaluated: frames are decoded as for the model, without a margin for moving crops."""
+        return self.following(inputs)
+
     @abstractmethod
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         """The tasks in the order of training. A source may cache clips on `device`, unless `cache` is false."""
@@ -286,12 +290,13 @@ class SizedConfig(SourceConfig):
     frames: int | None = None  # video frames of a clip; none: as the weights, or 4
     duration: float | None = None  # seconds of a clip; none: as the weights, or 10.24
     span: float | Literal["auto"] | None = "auto"  # seconds of the frames' window; auto: as the weights; none: all
+    short_side: int | None = None  # of a decoded frame; none: pixels and a seventh, in evaluation as the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("pixels", "frames", "duration", "span")
+        sizes = ("pixels", "frames", "duration", "span", "short_side")
         self.check_positive(*(name for name in sizes if getattr(self, name) not in (None, "auto")))
-        for name, most in {"pixels": 10_000, "frames": 10_000, "duration": 3600}.items():
+        for name, most in {"pixels": 10_000, "short_side": 10_000, "frames": 10_000, "duration": 3600}.items():
             if (value := getattr(self, name)) is not None and value > most:
                 raise ConfigError(f"data.{name}={value} must be at most {most:,}")
 
@@ -305,10 +310,16 @@ class SizedConfig(SourceConfig):
             span=inputs.span if self.span == "auto" else self.span,
         )
 
+    def alike(self, inputs: Inputs | None) -> Self:
+        found = self.following(inputs)
+        follows = inputs is not None and self.pixels is None and self.short_side is None
+        return replace(found, short_side=inputs.size) if inputs and follows else found
+
     def inputs(self) -> Inputs:
         c = self.following(None)
         assert c.pixels and c.frames and c.duration and c.span != "auto"
-        return Inputs(c.duration, c.pixels, with_margin(c.pixels), c.frames, c.span, time_steps(c.duration))
+        size = c.short_side or with_margin(c.pixels)
+        return Inputs(c.duration, c.pixels, size, c.frames, c.span, time_steps(c.duration))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ def evaluate_weights(
     if ours:  # the data take the model's sizes where they are not given
         sizes = {name: about.sizes[name] for name in ("image_size", "spec_frames", "frames")}
         tree["model"] = {"weights": str(file), **sizes}
-    config = settle(build(RunConfig, layered(RunConfig, tree, values)))
+    config = build(RunConfig, layered(RunConfig, tree, values))
+    config = settle(replace(config, data=config.data.alike(weights.read_inputs(file) if ours else None)))
     with processes(config.train.patience_minutes, config.train.device) as peers:
         machine = runtime(config.train.device, config.train.precision)
         loaded = weights.load(folder.slow_weights if folder and slow else file, None if ours else model_config(config))

@@ -11,8 +11,9 @@ from stella.data.config import DataConfig, is_embedded
 from stella.data.downstream import DOWNSTREAM, Downstream
 from stella.data.scenes import ScenesConfig
 from stella.data.stream import StreamConfig
+from stella.data.tasks import SizedConfig
 from stella.errors import ConfigError
-from stella.media.inputs import Inputs
+from stella.media.inputs import PATCH, PER_SECOND, Inputs
 from stella.model.weights import Loaded, from_anywhere
 from stella.rng import seed_for
 from stella.runs.config import EvaluateConfig
@@ -120,7 +121,7 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
     tree = merged({"task": task}, PAPER[task])
     if is_embedded(given["data"].get("source")):
         tree = merged(merged(tree, _EMBEDDED), EMBEDDED[task])
-    if given["data"].get("source") in OWN and PAPER[task]["head"]["frozen"]:
+    if given["data"].get("source") in OWN and merged(tree, given)["head"]["frozen"]:
         tree = merged(tree, KEPT)
     if task == "segment" and given["data"].get("subset") == "ms3":
         tree = merged(tree, MS3)
@@ -129,10 +130,14 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
 
 def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfig:
     """The configuration with what follows from the model: sizes of the data and the stream, and the file's digest."""
-    model, data = loaded.model.config, config.data.absolute().following(loaded.inputs)
+    model, data = loaded.model.config, config.data.absolute().alike(loaded.inputs)
     frames = data.inputs().frames
     if frames != model.frames:
         raise ConfigError(f"the clips have {frames} frames and the model takes {model.frames}; set data.frames")
+    most = model.spec_frames / PER_SECOND
+    if isinstance(data, SizedConfig) and data.inputs().duration > most + PATCH / PER_SECOND:
+        seconds = data.inputs().duration
+        raise ConfigError(f"the clips last {seconds:g} s and the model takes {most:g}; leave data.duration out")
     stream = replace(
         config.stream,
         size=model.image_size,

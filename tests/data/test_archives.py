@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -14,7 +15,7 @@ from helpers.media_files import level_frame, tone, write, write_video
 from PIL import Image
 from rich.console import Console
 
-from stella.clip import BACKGROUND
+from stella.clip import BACKGROUND, Clip
 from stella.data.archives.ave import AVEConfig
 from stella.data.archives.avsbench import AVSBenchConfig
 from stella.data.archives.base import ArchiveConfig
@@ -27,6 +28,7 @@ from stella.data.stream import StreamConfig, evaluation_batches
 from stella.errors import ClipError, StellaError
 from stella.files import read_lines
 from stella.media.fbank import MEAN, STD, fbank
+from stella.media.inputs import Inputs
 from stella.media.odd import SOUNDS
 from stella.model import weights
 from stella.model.cav import CAV, preset
@@ -80,7 +82,7 @@ def s4(tmp_path: Path) -> Path:
             png(tmp_path / f"visual_frames/{folder}/{name}_{i}.png", picture(10 * number + i))
         for i in range(1, 2 if split == "train" else 6):
             png(tmp_path / f"gt_masks/{folder}/{name}_{i}.png", square() // (1 if i < 5 else 255 // 200 + 1))
-        wav(tmp_path / f"audio_wav/{split}/dog_barking/{name}.wav")
+        wav(tmp_path / f"audio_wav/{split}/dog_barking/{name}.wav", seconds=5.0)
     rows(tmp_path / "s4_meta_data.csv", *lines)
     return tmp_path
 
@@ -114,7 +116,7 @@ def test_bad_masks_are_skipped_counted_and_listed(s4: Path, tmp_path: Path) -> N
     with pytest.raises(ClipError, match="damaged picture"):
         config.part("train")[0]
     for level in (0.0, 0.9 * SOUNDS):
-        wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", level=level)
+        wav(s4 / "audio_wav/test/dog_barking/vid3_1000_6000.wav", seconds=5.0, level=level)
         with pytest.raises(ClipError, match="silent audio"):
             config.part("test")[0]
 
@@ -136,7 +138,7 @@ def test_ms3_has_masks_in_a_palette(tmp_path: Path) -> None:
         for i in range(1, 6):
             png(tmp_path / f"visual_frames/{name}/{name}.mp4_{i}.png", picture(i))
             png(tmp_path / f"gt_masks/{split}/{name}/{name}_{i}.png", (square() > 0).astype(np.uint8) * 2, "P")
-        wav(tmp_path / f"audio_wav/{split}/{name}.wav")
+        wav(tmp_path / f"audio_wav/{split}/{name}.wav", seconds=5.0)
     config = AVSBenchConfig(path=str(tmp_path), subset="ms3", **SMALL)
     clip = config.part("train")[0]
     assert clip.labels.mask is not None and clip.labels.mask.sum((1, 2)).tolist() == [64] * 4
@@ -323,6 +325,61 @@ def test_vggss_pictures_are_whole_and_of_the_middle(tmp_path: Path) -> None:
         assert frame[:, side // 2 :].mean() == pytest.approx(95, abs=9)
 
 
+@pytest.mark.parametrize(("width", "height"), [(64, 48), (144, 48), (48, 144)])
+def test_boxes_lie_on_their_objects_in_pictures_of_any_shape(width: int, height: int, tmp_path: Path) -> None:
+    """Very wide and very tall pictures are decoded without their edges."""
+    box = (0.4, 0.3, 0.65, 0.7)
+    frame = level_frame(20, width, height)
+    frame[int(0.3 * height) : int(0.7 * height), int(0.4 * width) : int(0.65 * width)] = 240
+    write(tmp_path / "aaaaaaaaaaa_000005.mp4", [frame] * 20, tone(10.0, 16_000), fps=2)
+    items = [{"file": "aaaaaaaaaaa_000005", "class": "a", "bbox": [box]}]
+    (tmp_path / "vggss.json").write_text(json.dumps(items))
+    clip = VGGSSConfig(path=str(tmp_path), pixels=64).part("test")[0]
+    seen, mask = clip.video[0].float().mean(0) > 130, clip.labels.mask[0] > 0  # type: ignore[index]
+    assert (seen & mask).sum() > 0.8 * (seen | mask).sum()
+    (tmp_path / "vggss.json").write_text(json.dumps([items[0] | {"bbox": [[0.0, 0.0, 0.05, 0.05]]}]))
+    if width == 144:
+        with pytest.raises(ClipError, match="no box inside the picture"):
+            VGGSSConfig(path=str(tmp_path), pixels=64).part("test")[0]
+
+
+SHORT = Inputs(duration=2.0, pixels=32, size=32, frames=4, span=None, spec_frames=208)
+
+
+def heard_from(clip: Clip) -> tuple[float, float]:
+    """The seconds from which on and up to which there is sound."""
+    loud = (clip.audio.abs() > 0.1).nonzero()
+    return float(loud[0]) / 16_000, float(loud[-1]) / 16_000
+
+
+def beep(path: Path, seconds: float, begin: float, end: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    times = np.arange(round(seconds * 16_000)) / 16_000
+    return write(path, None, tone(seconds, 16_000) * ((begin <= times) & (times < end)), audio_codec="pcm_s16le")
+
+
+def test_clips_as_long_as_the_models_lie_around_the_pictures(s4: Path, tmp_path: Path) -> None:
+    """The boxes of VGG-SS are of the middle frame; AVSBench's pictures of a clip are at 0.94, 1.94, 2.94 and 3.94 s."""
+    frames = [level_frame(10 * half, 96, 48) for half in range(20)]
+    sound = tone(10.0, 16_000) * (np.abs(np.arange(160_000) / 16_000 - 5.2) < 0.3)
+    (tmp_path / "v").mkdir()
+    write(tmp_path / "v/aaaaaaaaaaa_000005.mp4", frames, sound, fps=2)
+    boxed = [{"file": "aaaaaaaaaaa_000005", "class": "a", "bbox": [[0.0, 0.0, 0.25, 1.0]]}]
+    (tmp_path / "v/vggss.json").write_text(json.dumps(boxed))
+    config = VGGSSConfig(path=str(tmp_path / "v")).alike(SHORT)
+    assert config.inputs().plan() == replace(SHORT, span=0.001).plan()
+    clip = config.part("test")[0]
+    assert heard_from(clip) == pytest.approx((0.9, 1.5), abs=0.05) and len(clip.audio) == 32_000
+    assert clip.video[:, :, :, 20:].float().mean() == pytest.approx(95, abs=9)
+    for file in s4.rglob("*.wav"):
+        beep(file, 5.0, 2.0, 2.5)
+    whole, short = (AVSBenchConfig(path=str(s4)).alike(inputs).part("test") for inputs in (None, SHORT))
+    assert heard_from(whole[0]) == pytest.approx((2.0, 2.5), abs=0.01) and len(whole[0].audio) == 80_000
+    assert heard_from(short[0]) == pytest.approx((0.5625, 1.0625), abs=0.01) and len(short[0].audio) == 32_000
+    with pytest.raises(ClipError, match="silent"):
+        AVSBenchConfig(path=str(s4)).alike(replace(SHORT, duration=0.5)).part("test")[1]  # 1 s later: 3.19 to 3.69 s
+
+
 def test_flickr_takes_the_consensus_of_annotators(tmp_path: Path) -> None:
     rows(tmp_path / "flickr_test.csv", ["123", "4"], ["456", "4"], ["789", "4"])
     for id in ("123", "456"):
@@ -340,6 +397,10 @@ def test_flickr_takes_the_consensus_of_annotators(tmp_path: Path) -> None:
     clip = test[0]
     assert clip.video.shape == (4, 3, 64, 64) and clip.labels.mask is not None
     assert clip.labels.mask[0, 0, ::16].tolist() == [0.5, 1.0, 0.5, 0.0]
+    beep(tmp_path / "audio/123.wav", 6.0, 3.0, 3.5)
+    assert heard_from(FlickrConfig(path=str(tmp_path)).alike(SHORT).part("test")[0]) == pytest.approx(
+        (1, 1.5), abs=0.01
+    )
     for index, reason in ((1, "no box inside the picture"), (2, "missing file in audio")):
         with pytest.raises(ClipError, match=reason):
             test[index]

@@ -137,7 +137,7 @@ def test_from_archives_to_the_table_as_the_documentation_says(tmp_path: Path, mo
     run = read_run(out / "shuffled" / "stella" / "seed-0")
     assert run.config["stream"]["batch_size"] == 36
     assert run.config["model"]["weights"] == str(out / "initial" / "matching")
-    assert any("continual-vs: 16 training clips of 21 listed are here" in note for note in run.notes)
+    assert any("16 training clips of 21 listed are here" in note for note in run.notes)
     tested = list(csv.DictReader((out / "downstream.csv").read_text().splitlines()))
     assert {line["name"] for line in tested} == {f"{o}/{m}" for o in ("original", "shuffled") for m in METHODS}
     assert {line["task"] for line in tested} == {"classify"}

@@ -4,16 +4,20 @@ import io
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.media_files import CLIPS
 from helpers.run_files import edit_config, write_run
 from helpers.small import quick
 from rich.console import Console
 
 from stella.config import resolve
+from stella.data.config import data_config
 from stella.errors import StellaError
 from stella.model import weights
+from stella.model.weights import read_inputs
 from stella.runs import evaluate
 from stella.runs.config import RunConfig, settle
 from stella.runs.evaluate import evaluate_weights
@@ -82,6 +86,14 @@ def test_a_run_is_evaluated_on_another_source_without_the_keys_of_its_own(tmp_pa
     assert (found["tasks"], found["clips"], found["data"]["eval_clips"]) == (["all"], [10], 8)
     with pytest.raises(StellaError, match=r"data\.size is not a key of data\.source=folder"):
         evaluate_weights(str(tmp_path), None, [*values, "data.size=scenes"])
+
+
+def test_files_are_decoded_as_the_weights_say() -> None:
+    """So that embeddings are those of `stella embed`; a size that is given stays."""
+    for given, size in ((), 96), (("data.short_side=100",), 100), (("data.pixels=96",), 110):
+        values = ["data.source=folder", f"data.path={CLIPS}", *given]
+        found = data_config(evaluate_weights("base-small", None, values)["data"]).inputs()
+        assert found == replace(read_inputs("base-small"), size=size)
 
 
 def test_the_slow_weights_of_a_run_can_be_evaluated(tmp_path: Path) -> None:

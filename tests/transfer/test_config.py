@@ -42,6 +42,8 @@ def test_defaults_on_public_data_are_the_papers() -> None:
     own = {"source": "folder", "path": "x"}  # whose features are computed once
     kept = [(c.views, c.stream.augment) for c in (transfer_config(task, own) for task in ("classify", "retrieval"))]
     assert kept == [(1, False), (0, True)]
+    trained = transfer_config("classify", own, ["head.frozen=false"])
+    assert (trained.views, trained.stream.augment) == (0, True)
     for subset, weight in (("s4", 0.0), ("ms3", 0.5)):
         data = {"source": "avsbench", "path": "x", "subset": subset}
         assert transfer_config("segment", data).head.align == weight

@@ -12,6 +12,8 @@ from stella.errors import StellaError
 from stella.media.stills import read_mask, read_picture, read_sound
 
 PICTURES = 5  # of a video, one a second
+LATE = 15 / 16  # seconds into its second, of each
+SOUND = 5.12  # seconds, at most
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -27,7 +29,6 @@ class AVSBenchConfig(ArchiveConfig):
     serves: ClassVar[tuple[str, ...]] = ("segment", "localise")
 
     subset: Literal["s4", "ms3"] = "s4"  # one source, or several
-    duration: float = 5.12  # seconds of sound
 
     def part(self, name: str) -> "Frames":
         split, s4 = SPLITS[name], self.subset == "s4"
@@ -42,11 +43,15 @@ class AVSBenchConfig(ArchiveConfig):
         if not chosen:
             raise StellaError(f"{self.subset}_meta_data.csv in {self.root} has no video of the split {split}; check it")
         masks = 1 if s4 and name == "train" else PICTURES
-        return Frames(self.root, chosen, split, self.frames, masks, self.duration)
+        inputs = self.inputs()
+        return Frames(self.root, chosen, split, inputs.frames, masks, inputs.duration)
 
 
 class Frames:
-    """Clips of `frames` pictures each, that together show every picture with a mask once."""
+    """Clips of `frames` pictures each, that together show every picture with a mask once.
+
+    The sound is all five seconds, or as many as a clip has around its pictures.
+    """
 
     def __init__(
         self, root: Path, videos: list[tuple[str, str]], split: str, frames: int, masks: int, duration: float
@@ -73,7 +78,9 @@ class Frames:
         blank = next(torch.zeros_like(mask) for mask in masks if mask is not None)
         mask = torch.stack([blank if each is None else each for each in masks])
         wav = self.root / "audio_wav" / self.split / category / f"{name}.wav"
-        sound = heard(read_sound(wav, self.duration), wav)
+        middle = first + (self.frames - 1) / 2 + LATE
+        start = min(max(middle - self.duration / 2, 0.0), max(PICTURES - self.duration, 0.0))
+        sound = heard(read_sound(wav, min(self.duration, SOUND), start), wav)
         labels = Labels(category or None, None, mask, masked=torch.tensor(known))
         return Clip(f"{name}/{first + 1}", torch.stack(pictures), sound, labels)
 

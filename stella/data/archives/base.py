@@ -14,31 +14,24 @@ from stella.clip import MIDDLE, Clip, Device, Labels, Origin, Source
 from stella.data.archives.members import archive_of, is_tar, list_videos, readable
 from stella.data.downstream import Parts
 from stella.data.folder import VIDEO_SUFFIXES, size_of
-from stella.data.tasks import ONLY_TASK, SourceConfig, Tasks
+from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
 from stella.errors import ClipError, StellaError, number_of
 from stella.files import table_of, text_of
 from stella.media.decode import Plan, decode, read_duration
-from stella.media.inputs import Inputs, time_steps, with_margin
 from stella.media.odd import silent
 
 
 @dataclass(frozen=True)
-class ArchiveConfig(SourceConfig):
+class ArchiveConfig(SizedConfig):
     """A public data set below `path`. Its own splits are the parts; `serves` are its downstream tasks."""
 
-    least_workers: ClassVar[int] = 1  # a file can hang its decoder, and only another process can be killed
     paths: ClassVar[tuple[str, ...]] = ("path",)
     serves: ClassVar[tuple[str, ...]] = ()
 
     path: str = ""  # folder of the data set
-    pixels: int = 224  # after cropping
-    frames: int = 4  # of a clip
-    duration: float = 10.24  # seconds of sound
-    span: float | None = 4.0  # seconds of the window that the frames come from; none: the whole clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("pixels", "frames", "duration", *(["span"] if self.span is not None else []))
         if not self.path:
             raise StellaError(f"data.source={self.source} needs your copy of it: set data.path=FOLDER")
 
@@ -48,7 +41,7 @@ class ArchiveConfig(SourceConfig):
 
     @property
     def plan(self) -> Plan:
-        return Plan(0.0, self.duration, self.frames, with_margin(self.pixels), self.span)
+        return self.inputs().plan()
 
     @abstractmethod
     def part(self, name: str) -> Source:
@@ -57,10 +50,6 @@ class ArchiveConfig(SourceConfig):
     def classes(self) -> tuple[str, ...]:
         """Of classify and events, in the order of their numbers."""
         return ()
-
-    def inputs(self) -> Inputs:
-        sizes = self.pixels, with_margin(self.pixels), self.frames, self.span
-        return Inputs(self.duration, *sizes, time_steps(self.duration))
 
     def train_tasks(self, device: Device = "cpu", cache: bool = True) -> Tasks:
         return [(ONLY_TASK, self.part("train"))]

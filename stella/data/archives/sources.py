@@ -3,6 +3,7 @@
 Models are compared on whole pictures, squeezed to squares: a centre crop would cut boxes off.
 """
 
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,19 @@ from stella.data.archives.base import (
     told_missing,
     without_header,
 )
+from stella.data.archives.members import readable
 from stella.errors import ClipError, StellaError, number_of
+from stella.media.convert import ASPECT_MOST
+from stella.media.decode import read_duration
+from stella.media.files import open_media
 from stella.media.stills import read_picture, read_sound, squeezed
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in shares of the picture
+
+
+def middle_start(whole: float | None, seconds: float) -> float:
+    """Where the middle `seconds` of a file begin that lasts `whole`; 0 if that is not known."""
+    return max(0.0, ((whole or 0.0) - seconds) / 2)
 
 
 def box_mask(boxes: Sequence[Box], height: int, width: int, annotators: int = 1) -> Tensor:
@@ -67,12 +77,12 @@ class VGGSSConfig(ArchiveConfig):
     source: Literal["vggss"] = "vggss"  # a public data set
     serves: ClassVar[tuple[str, ...]] = ("localise",)
 
-    span: float | None = 0.001  # seconds of the window that the frames come from; none: the whole clip
+    span: float | Literal["auto"] | None = 0.001  # seconds of the frames' window; none: the whole clip
 
     def part(self, name: str) -> "Boxed":
         boxes = self._boxed() if name == "test" else {}
         items = [Item(file, path, boxes[file][0]) for file, path in find_some(self.root, list(boxes)).items()]
-        return Boxed(Videos(items, self.plan), [boxes[item.id][1] for item in items])
+        return Boxed(Centred(items, self.plan), [boxes[item.id][1] for item in items])
 
     def _boxed(self) -> dict[str, tuple[str, list[Box]]]:
         return {file: kept for file, kept in self._boxes().items() if kept[1]}
@@ -99,6 +109,14 @@ class VGGSSConfig(ArchiveConfig):
         return [*(sentence for sentence, count in found.items() if count), *missing]
 
 
+class Centred(Videos):
+    """Clips from the middle of their files."""
+
+    def start(self, index: int) -> float:
+        with readable(self.items[index].path) as path:
+            return middle_start(read_duration(path), self.plan.duration)
+
+
 class Boxed:
     """Clips of videos with one mask for all frames, made of boxes. Pictures are squeezed to squares."""
 
@@ -110,15 +128,35 @@ class Boxed:
 
     def __getitem__(self, index: int) -> Clip:
         clip = self.videos[index]
-        video = squeezed(clip.video)
-        mask = box_mask(self.boxes[index], *video.shape[2:]).expand(len(video), -1, -1)
-        return Clip(clip.id, video, clip.audio, Labels(self.class_of(index), None, mask))
+        video, shares = squeezed(clip.video), kept(self.videos.items[index].path, clip.video)
+        mask = box_mask([_zoomed(box, *shares) for box in self.boxes[index]], *video.shape[2:])
+        if not mask.any():
+            raise ClipError(self.location(index), "no box inside the picture", "leave this clip out")
+        return Clip(clip.id, video, clip.audio, Labels(self.class_of(index), None, mask.expand(len(video), -1, -1)))
 
     def class_of(self, index: int) -> str | None:
         return self.videos.class_of(index)
 
     def location(self, index: int) -> str:
         return self.videos.location(index)
+
+
+def kept(path: Path, video: Tensor) -> tuple[float, float]:
+    """The shares of a file's width and height that its frames show: very wide and very tall ones are cropped."""
+    height, width = video.shape[-2:]
+    if max(width, height) < (ASPECT_MOST - 0.1) * min(width, height):
+        return 1.0, 1.0
+    with readable(path) as file, open_media(file, time.monotonic() + 30.0) as container:
+        stream = container.streams.video[0]
+        wide = stream.width * float(stream.sample_aspect_ratio or 1) / stream.height
+    share = min(1.0, ASPECT_MOST / max(wide, 1 / wide))
+    return (share, 1.0) if width > height else (1.0, share)
+
+
+def _zoomed(box: Box, x: float, y: float) -> Box:
+    """A box of a picture in its middle share of the width and height."""
+    left, top = (1 - x) / 2, (1 - y) / 2
+    return (box[0] - left) / x, (box[1] - top) / y, (box[2] - left) / x, (box[3] - top) / y
 
 
 @dataclass(frozen=True)
@@ -135,11 +173,12 @@ class FlickrConfig(ArchiveConfig):
     def part(self, name: str) -> "Stills":
         rows = without_header(read_table(first_existing(self.root, "flickr_test.csv")), "id")
         ids = [row[0].strip() for row in rows] if name == "test" else []
-        return Stills(self.root, ids, self.frames, self.duration)
+        inputs = self.inputs()
+        return Stills(self.root, ids, inputs.frames, inputs.duration)
 
 
 class Stills:
-    """One picture, squeezed to a square, and one sound a clip."""
+    """One picture, squeezed to a square, and the middle of one sound a clip."""
 
     def __init__(self, root: Path, ids: list[str], frames: int, duration: float) -> None:
         self.root, self.ids, self.frames, self.duration = root, ids, frames, duration
@@ -155,7 +194,8 @@ class Stills:
         if not boxes:
             raise ClipError(self.location(index), "no box inside the picture", "leave this clip out")
         mask = box_mask(boxes, picture.shape[1], picture.shape[2], annotators=2).expand(self.frames, -1, -1)
-        sound = heard(read_sound(wav, self.duration), wav)
+        start = middle_start(read_duration(wav), self.duration)
+        sound = heard(read_sound(wav, self.duration, start), wav)
         return Clip(id, picture.expand(self.frames, -1, -1, -1).contiguous(), sound, Labels(None, None, mask))
 
     def _one(self, folder: str, id: str, suffixes: tuple[str, ...]) -> Path:
