@@ -1,6 +1,7 @@
 """Any tree of video files as a source. A clip's label is the name of its folder, or comes from a CSV."""
 
 import os
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from stella.media.files import LIMITS, Limits
 
 VIDEO_SUFFIXES = (
     *(".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ogv", ".webm", ".wmv"),
-    *(".3gp", ".m2ts", ".mts", ".ts", ".vob"),
+    *(".3g2", ".3gp", ".asf", ".divx", ".dv", ".f4v", ".m2t", ".m2ts", ".mpe", ".mts", ".mxf", ".nut", ".qt", ".rm"),
+    *(".rmvb", ".ts", ".vob"),
 )
+MUTE_SUFFIXES = (".gif", ".m1v", ".m2v")  # formats of pictures alone: they have vectors, and nothing to learn from
 AUDIO_SUFFIXES = (
-    *(".aac", ".ac3", ".aif", ".aiff", ".amr", ".caf", ".flac", ".m4a", ".mka", ".mp2", ".mp3", ".oga", ".ogg"),
-    *(".opus", ".wav", ".wma"),
+    *(".aac", ".ac3", ".aif", ".aifc", ".aiff", ".amr", ".caf", ".flac", ".m4a", ".m4b", ".mka", ".mp2", ".mp3"),
+    *(".oga", ".ogg", ".opus", ".ra", ".w64", ".wav", ".wma"),
 )
+MEDIA_SUFFIXES = (*VIDEO_SUFFIXES, *MUTE_SUFFIXES, *AUDIO_SUFFIXES)  # of all that can be embedded
 
 
 @dataclass(frozen=True)
@@ -144,15 +148,17 @@ def walk(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path,
 def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[str, Labels]:
     """Labels by file: those of a CSV, or without one the names of the files' folders.
 
-    A row with an unknown or repeated file is an error, so that no label is lost.
+    A row with an unknown or repeated file is an error, so that no label is lost. Accents may be composed in one of the
+    list and the folder, and decomposed (as macOS writes them) in the other.
     """
     if not path:
         return {file: Labels(name=Path(file).parent.name or None) for file in files}
-    known = set(files)
+    known = {_composed(file): file for file in files} | {file: file for file in files}
     labels: dict[str, Labels] = {}
     rows = [(number, row) for number, row in enumerate(table_of(Path(path)), 1) if row]
     for position, (number, row) in enumerate(rows):
         file = Path(row[0]).as_posix()
+        file = known.get(file) or known.get(_composed(file), file)
         if file not in known and position == 0 and row[0].strip().lower() in {"file", "filename", "path", "video"}:
             continue  # a header
         if not 2 <= len(row) <= 3:
@@ -166,6 +172,10 @@ def read_labels(path: Path | str | None, root: Path, files: list[str]) -> dict[s
             raise StellaError(f"{path}, line {number} names {row[0]!r} a second time; remove one of the lines")
         labels[file] = Labels(name=row[1] or None, task=(row[2] or None) if len(row) == 3 else None)
     return labels
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def refuse(error: OSError) -> NoReturn:

@@ -34,7 +34,7 @@ def load(what: Path | str, device: str | torch.device | None = None) -> Model:
         notes = [*notes, "it does not say how its inputs are made: they are derived from its sizes"]
     name = str(what) if path.parent == weights.SHIPPED else path.parent.name if path.name == weights.FILE else path.stem
     inputs = loaded.inputs or weights.inputs_for(loaded.model.config)
-    return Model(loaded.model, loaded.avm, inputs, place, name, loaded.extra, notes)
+    return Model(loaded.model, loaded.avm, inputs, place, name, loaded.extra, notes, str(what))
 
 
 def caveat(name: str, clips: Iterable[Path | str]) -> str:

@@ -11,6 +11,7 @@ it; batches of one are as fast there. On a GPU windows go in batches, and vector
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from stella.embed.save import export_onnx, hub_class, save
 from stella.errors import BeyondEndError, ClipError, StellaError
 from stella.evaluate.retrieval import unit_a, unit_v
 from stella.media.arrays import frame_windows, sound_windows
-from stella.media.decode import decode, decode_track, read_duration
+from stella.media.decode import decode_shown, decode_track, read_duration
 from stella.media.inputs import Inputs
 from stella.media.windows import KINDS, Window, windows
 from stella.model.avm import AVM
@@ -74,12 +75,15 @@ class Model:
         name: str = "model",
         extra: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
+        given: str = "",
     ) -> None:
+        """`given` is what `load` takes for this model again; none: its name."""
         c = cav.config
         sizes = (inputs.pixels, inputs.frames, inputs.spec_frames, inputs.mels)
         if sizes != (c.image_size, c.frames, c.spec_frames, c.mel_bins):
             raise StellaError(f"the inputs of {name} have other sizes than its model {sizes}; export the weights again")
         self.device, self.name, self.inputs = torch.device(device), name, inputs
+        self.given = given or name
         self.cav = cav.eval().requires_grad_(False).to(self.device)
         self.avm = None if avm is None else avm.eval().requires_grad_(False).to(self.device)
         self.extra, self.notes = dict(extra or {}), list(notes)
@@ -201,17 +205,16 @@ class Model:
 
     def localise_moment(self, path: Path | str, start: float) -> Maps:
         """The heat maps of the one window that begins at a second; only that is decoded."""
-        plan = self.inputs.plan(start)
-        clip, end = decode(path, plan), min(start + plan.duration, read_duration(path) or math.inf)
-        pictures = Window("video", start, end, clip.video, plan.times(start, end))
-        return self.localise_windows(path, [pictures, Window("audio", start, end, clip.audio)])
+        clip, shown = decode_shown(path, self.inputs.plan(start))
+        pictures = Window("video", start, shown.end, clip.video, shown.times)
+        return self.localise_windows(path, [pictures, Window("audio", start, shown.end, clip.audio)])
 
     def localise_windows(self, path: Path | str, found: Iterable[Window]) -> Maps:
         """The heat maps of windows of picture and sound that begin at the same times."""
         if self.avm is None:
             raise StellaError(
-                f"{self.name} has no matching module, from whose attention heat maps are read; train one on its "
-                f"backbone: stella localise VIDEO --model {self.name} --train-on FOLDER, or use "
+                f"{self.given} has no matching module, from whose attention heat maps are read; train one on its "
+                f"backbone: stella localise VIDEO --model {shlex.quote(self.given)} --train-on FOLDER, or use "
                 "stella.embed.matching.train_matching"
             )
         return localise(self.cav, self.avm, self.inputs, Path(path), found)

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
+from stella.data.folder import MEDIA_SUFFIXES, find_videos
 from stella.embed.model import Embeddings, Model
 from stella.errors import ClipError, StellaError, number_of
 from stella.files import whole
@@ -18,8 +18,7 @@ from stella.media.windows import KINDS
 
 def media_files(given: Sequence[Path]) -> list[Path]:
     """The files themselves, and the video and sound files below folders, each once."""
-    suffixes = (*VIDEO_SUFFIXES, *AUDIO_SUFFIXES)
-    found = [[path / name for name in find_videos(path, suffixes)] if path.is_dir() else [path] for path in given]
+    found = [[path / name for name in find_videos(path, MEDIA_SUFFIXES)] if path.is_dir() else [path] for path in given]
     return list(dict.fromkeys(file for files in found for file in files))
 
 

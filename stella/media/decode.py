@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,11 @@ OWN_LENGTHS = ("mov", "avi")  # formats that state the length of each track, not
 NONREF_EXACT = ("h264", "mpeg4", "mpeg1video", "mpeg2video")  # skipping unreferenced frames changes no other frame
 
 Times = Callable[[float, float], list[float]]  # (begin, end) of the video in a cut → the times of wanted frames
+
+
+class Shown(NamedTuple):
+    times: list[float]  # of the frames, in seconds from the file's beginning
+    end: float  # of the clip, or of the video if it ends earlier
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,16 @@ def decode(
     Each time takes the frame being shown then. The waveform covers the whole clip: it is zero where the file has no
     data (before the track begins, in a gap), as a player plays it, and shorter than the clip where the file ends.
     """
-    times = partial(plan.times, window=window)
-    video, audio = _read(Path(path), plan.start, plan.duration, plan.size, times, time_limit, limits)
-    return Clip(str(path), video, audio)
+    with _gathered(Path(path), plan.start, plan.duration, time_limit, limits) as cut:
+        waveform = cut.waveform()
+        return Clip(str(path), cut.pictures(partial(plan.times, window=window), plan.size), waveform)
+
+
+def decode_shown(path: Path | str, plan: Plan, *, time_limit: float = 30.0) -> tuple[Clip, Shown]:
+    """What `decode` gives, and when its frames are shown: the video may begin or end within the clip."""
+    with _gathered(Path(path), plan.start, plan.duration, time_limit) as cut:
+        waveform = cut.waveform()
+        return Clip(str(path), cut.pictures(plan.times, plan.size), waveform), cut.shown
 
 
 def read_cut(
@@ -83,8 +95,9 @@ def read_cut(
     limits: Limits = LIMITS,
 ) -> tuple[Tensor, Tensor]:
     """Frames uint8 [N, 3, H, W] at start, start + 1/fps, … as far as the file reaches, and the waveform [S]."""
-
-    return _read(Path(path), start, duration, size, partial(_regular, fps=fps), time_limit, limits)
+    with _gathered(Path(path), start, duration, time_limit, limits) as cut:
+        waveform = cut.waveform()
+        return cut.pictures(cut.every(fps), size), waveform
 
 
 def _regular(begin: float, end: float, fps: float) -> list[float]:
@@ -138,14 +151,6 @@ def _reach(path: Path, container: Any, deadline: float, start: float = 0.0) -> f
         except error.FFmpegError:  # not every format can seek, and a damaged file ends where it cannot be read
             pass
     return max(ends, default=None)
-
-
-def _read(
-    path: Path, start: float, duration: float, size: int, times: Times, time_limit: float, limits: Limits
-) -> tuple[Tensor, Tensor]:
-    with _gathered(path, start, duration, time_limit, limits) as cut:
-        waveform = cut.waveform()
-        return cut.pictures(times, size), waveform
 
 
 @contextmanager
@@ -209,6 +214,7 @@ class Cut:
         self.end = self.begin + duration
         self.video_packets: list[Any] = []
         self.audio_packets: list[Any] = []
+        self.shown = Shown([], 0.0)  # of the pictures that were decoded last
         self.at_end = False  # the file ended, or became unreadable, inside the clip
 
     def _span(self, packet: Any) -> tuple[float, float]:
@@ -318,7 +324,9 @@ class Cut:
         if end <= begin:
             raise empty
         pts = [p for p, _ in shown]
-        wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in times(begin, end)]
+        moments = times(begin, end)
+        self.shown = Shown([moment - self.origin for moment in moments], end - self.origin)
+        wanted = [shown[max(0, bisect_right(pts, (t + 1e-6) / tick) - 1)][1] for t in moments]
         found: dict[int, Tensor] = {}
         with suppress(ClipError):
             found = self._decode(sorted(set(wanted)), size, exact_skip=self.video.codec_context.name in NONREF_EXACT)

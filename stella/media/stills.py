@@ -1,5 +1,7 @@
 """Pictures, masks and sounds in files of their own, as several benchmarks store a clip."""
 
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from stella.errors import ClipError, require
 from stella.media.decode import Plan, decode_track
 
 FORMATS = ("JPEG", "PNG")  # of the benchmarks; others of PIL start programs
+BAD_EXIF = (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error)
 
 
 def read_picture(path: Path) -> Tensor:
@@ -41,7 +44,8 @@ def read_mask(path: Path) -> Tensor:
 
 
 def _image(path: Path) -> Any:
-    image = require("PIL.Image")
+    """A picture as it is shown: turned as its EXIF orientation says."""
+    image, turn = require("PIL.Image"), require("PIL.ImageOps").exif_transpose
     try:
         found = image.open(path, formats=FORMATS)
         found.load()
@@ -49,6 +53,8 @@ def _image(path: Path) -> Any:
         raise ClipError(path, f"missing {_kind(path)}", "check the path, or leave the clip out") from None
     except (OSError, SyntaxError, ValueError) as error:  # what PIL raises of damaged files
         raise ClipError(path, "damaged picture", "fetch it again or leave the clip out") from error
+    with suppress(*BAD_EXIF):  # what PIL raises of damaged EXIF; the pixels are whole
+        turn(found, in_place=True)
     return found
 
 
@@ -56,6 +62,6 @@ def _kind(path: Path) -> str:
     return "mask" if "mask" in str(path.parent) else "picture"
 
 
-def read_sound(path: Path, duration: float) -> Tensor:
-    """float32 [S] at 16 kHz mono, the first `duration` seconds of an audio file (or of a video's audio track)."""
-    return decode_track(path, Plan(0.0, duration, span=None), "audio")
+def read_sound(path: Path, duration: float, start: float = 0.0) -> Tensor:
+    """float32 [S] at 16 kHz mono, `duration` seconds of an audio file (or of a video's audio track)."""
+    return decode_track(path, Plan(start, duration, span=None), "audio")

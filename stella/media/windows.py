@@ -110,6 +110,7 @@ class _Reader(Cut):
                 self._trim(aligned)
         self.at_end, ends = True, {kind: track.end - self.origin for kind, track in self.by_kind.items()}
         self._check_whole()
+        self.at_end = False  # that is enough: one track may end long before the other
         for kind in [kind for kind in KINDS if kind in kinds and kind in self.by_kind]:
             track, length = self.by_kind[kind], ends["video"] if aligned and "video" in ends else ends[kind]
             every = enumerate(starts(length, self.inputs.duration, self.hop))

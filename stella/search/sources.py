@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from stella.clip import SAMPLE_RATE
-from stella.data.folder import AUDIO_SUFFIXES, VIDEO_SUFFIXES, find_videos
+from stella.data.folder import MEDIA_SUFFIXES, find_videos
 from stella.data.shards import Shards
 from stella.embed import Embeddings, Model
 from stella.errors import ClipError, StellaError
@@ -57,7 +57,7 @@ class MediaFolder:
         self.root = root
 
     def items(self) -> Iterator[Item]:
-        for path in find_videos(self.root, (*VIDEO_SUFFIXES, *AUDIO_SUFFIXES)):
+        for path in find_videos(self.root, MEDIA_SUFFIXES):
             try:
                 status = (self.root / path).stat()
                 stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns

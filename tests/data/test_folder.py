@@ -1,18 +1,23 @@
 import json
 import pickle
+import re
 from pathlib import Path
+from typing import Any, Literal
+from unicodedata import normalize
 
 import pytest
 import torch
-from helpers.media_files import tone, write, write_video
+from helpers.media_files import level_frame, tone, write, write_video
 
 from stella.clip import Labels, Source, Windowed
-from stella.data.folder import Folder
+from stella.data.folder import MEDIA_SUFFIXES, MUTE_SUFFIXES, Folder, read_labels
 from stella.data.skipped import Skipped
 from stella.data.stream import Stream, StreamConfig
+from stella.embed.vectors import media_files
 from stella.errors import StellaError
-from stella.media.decode import Plan
+from stella.media.decode import Plan, decode_track
 
+Form = Literal["NFC", "NFD"]
 PLAN = Plan(duration=1.0, frames=2, size=32)
 
 
@@ -122,3 +127,79 @@ def test_bad_files_are_skipped_counted_and_listed_in_a_stream(tmp_path: Path) ->
         "text.mp4": "not a media file",
         "lost.mp4": "broken link",
     }
+
+
+@pytest.mark.parametrize(("listed", "stored"), [("NFD", "NFC"), ("NFC", "NFD"), ("NFD", "NFD")])
+def test_accents_of_a_list_may_be_decomposed_or_composed(tmp_path: Path, listed: Form, stored: Form) -> None:
+    """macOS decomposes the names that it writes: the same name in other bytes."""
+    folder, table = tmp_path / "videos", tmp_path / "labels.csv"
+    names = [normalize(stored, name) for name in ("Hörnle/Größe.mp4", "zero.mp4")]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    line = normalize(listed, "Hörnle/Größe.mp4") + ",köln\n"
+    table.write_text(line, encoding="utf-8")
+    found = Folder(folder, PLAN, table)
+    assert found.files == names and [found.labels(i).name for i in (0, 1)] == ["köln", None]
+    table.write_text(line + normalize(stored, line), encoding="utf-8")
+    with pytest.raises(StellaError, match=r"line 2 names .* a second time"):
+        Folder(folder, PLAN, table)
+    (folder / "Hörnle").mkdir(exist_ok=True)
+    other = normalize("NFC" if stored == "NFD" else "NFD", names[0])
+    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).touch()  # on Linux both may be there: then each row means its own
+    table.write_text(f"{names[0]},one\n{other},two\n", encoding="utf-8")
+    labels = read_labels(table, folder, [names[0], other])
+    assert (labels[names[0]].name, labels[other].name) == ("one", "two")
+
+
+VIDEOS: dict[str, dict[str, Any]] = {
+    ".3g2": {"size": (176, 144), "codec": "mpeg4"},
+    ".asf": {"codec": "mpeg4", "audio_codec": "mp3"},
+    ".avi .divx": {"codec": "mpeg4", "audio_codec": "mp3"},
+    ".dv": {"size": (720, 576), "codec": "dvvideo", "audio_codec": "pcm_s16le"},
+    ".f4v": {},
+    ".m2t": {"codec": "mpeg2video", "audio_codec": "mp2"},
+    ".mov .qt": {},
+    ".mpg .mpe": {"codec": "mpeg1video", "audio_codec": "mp2"},
+    ".mxf": {"codec": "mpeg2video", "audio_codec": "pcm_s16le"},
+    ".nut": {"codec": "mpeg4", "audio_codec": "mp3"},
+    ".rm .rmvb": {"size": (176, 144), "codec": "rv10", "audio_codec": "ac3"},
+    ".gif": {"codec": "gif", "pix_fmt": "rgb8"},
+    ".m1v": {"codec": "mpeg1video"},
+    ".m2v": {"codec": "mpeg2video"},
+}
+SOUNDS = {".aifc": "pcm_s16be", ".m4b": "aac", ".ra": "ac3", ".w64": "pcm_s16le"}
+
+
+@pytest.mark.parametrize("suffixes", VIDEOS)
+def test_videos_of_rarer_formats_are_found_in_folders_and_decoded(tmp_path: Path, suffixes: str) -> None:
+    how, (made, *same) = dict(VIDEOS[suffixes]), suffixes.split()
+    width, height = how.pop("size", (64, 48))
+    pictures, mute = [level_frame(10 * n, width, height) for n in range(25)], made in MUTE_SUFFIXES
+    write(tmp_path / f"a{made}", pictures, None if mute else tone(1, 48_000, 2), rate=48_000, layout="stereo", **how)
+    for suffix in same:
+        (tmp_path / f"a{suffix}").write_bytes((tmp_path / f"a{made}").read_bytes())
+    files = media_files([tmp_path])
+    assert sorted(file.suffix for file in files) == sorted(suffixes.split())
+    if mute:  # nothing to train on
+        with pytest.raises(StellaError, match="holds no videos"):
+            Folder(tmp_path, PLAN)
+        (clip,) = (decode_track(file, PLAN, "video") for file in files)
+        assert clip.shape[0] == 2
+    else:
+        clips = [Folder(tmp_path, PLAN)[n] for n in range(len(files))]
+        assert all(len(clip.video) == 2 and len(clip.audio) > 15_000 for clip in clips)
+
+
+@pytest.mark.parametrize("suffix", SOUNDS)
+def test_sounds_of_rarer_formats_are_found_in_folders_and_decoded(tmp_path: Path, suffix: str) -> None:
+    codec, path = SOUNDS[suffix], tmp_path / f"a{suffix}"
+    write(path, None, tone(1, 48_000, 2), rate=48_000, layout="stereo", audio_codec=codec)
+    assert media_files([tmp_path]) == [path] and len(decode_track(path, PLAN, "audio")) > 15_000
+
+
+def test_the_documentation_lists_the_suffixes_that_folders_are_searched_for() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "use.md").read_text(encoding="utf-8")
+    [part] = [part for part in text.split("\n\n") if part.startswith("**Folders.**")]
+    assert sorted(re.findall(r"\.[a-z0-9]+(?=[ `])", part)) == sorted(MEDIA_SUFFIXES)

@@ -1,6 +1,8 @@
 """Where a sound comes from: maps against ground truth, pointing game and AUC against naive versions, and the film."""
 
+import shlex
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -90,6 +92,44 @@ def test_windows_without_sound_are_left_out_and_others_keep_their_seconds(model:
     assert maps.start.tolist() == pytest.approx([0, 0.44]) and maps.end.tolist() == pytest.approx([2.56, 3.0])
     assert (maps.seconds[1, 0], maps.times[1, 0]) == (pytest.approx(0.44), pytest.approx(0.76))
     assert len(maps) == 2 and maps.heat.isfinite().all()
+
+
+@pytest.mark.parametrize(  # the sound lasts from 0 to 6, and the clock of a ts begins later than 0
+    ("suffix", "first", "last"), [("mp4", 2, 3), ("mkv", 2, 3), ("mp4", 0, 1), ("mp4", 1, 6), ("ts", 1, 6)]
+)
+def test_the_maps_of_a_moment_are_those_of_its_window_also_where_the_picture_comes_late_or_ends_early(
+    model: Model, tmp_path: Path, suffix: str, first: float, last: float
+) -> None:
+    times = [first + n / 25 for n in range(round(25 * (last - first)))]
+    path = write(
+        tmp_path / f"a.{suffix}", [level_frame(100 + n) for n in range(len(times))], tone(6, 16_000), times=times
+    )
+    maps = model.localise(path)
+    for n, start in enumerate(maps.start.tolist()):
+        if start + model.inputs.duration > last + 0.1:  # `localise` lets the last window end with the picture
+            assert n == 0 == start
+        one = model.localise_moment(path, start)
+        assert torch.equal(one.heat[0], maps.heat[n]) and torch.equal(one.sound[0], maps.sound[n])
+        assert one.times[0].tolist() == pytest.approx(maps.times[n].tolist(), abs=1e-6)
+        assert one.seconds[0].tolist() == maps.seconds[n].tolist()
+        assert (one.start[0], one.end[0]) == (maps.start[n], pytest.approx(maps.end[n].item(), abs=1e-6))
+    assert maps.times.min() > first - 0.03 and maps.times.max() < last + 0.03
+
+
+def test_a_model_without_a_matching_module_is_named_as_it_was_given(tmp_path: Path, monkeypatch: Any) -> None:
+    """So that the command which the message gives works."""
+    bare = stella.load("base-tiny", "cpu")
+    bare.avm = None
+    bare.save(tmp_path / "my runs" / "ch")
+    monkeypatch.chdir(tmp_path)
+    for given in ("my runs/ch", tmp_path / "my runs" / "ch" / "model.safetensors"):
+        with pytest.raises(StellaError, match="has no matching module") as refused:
+            stella.load(given, "cpu").localise(CLIP)
+        told = shlex.split(str(refused.value))
+        assert told[told.index("--model") + 1] == str(given)
+        assert stella.load(told[told.index("--model") + 1], "cpu").name in ("ch", "model")
+    with pytest.raises(StellaError, match="--model base-tiny --train-on"):
+        bare.localise(CLIP)
 
 
 def test_the_film_has_the_map_over_it_and_keeps_its_sound(

@@ -165,7 +165,18 @@ def test_a_recording_that_begins_inside_a_group_of_pictures(tmp_path: Path) -> N
         cut.write_bytes(content[int(share * len(content)) // 188 * 188 :])
         seen = levels(read_cut(cut, 0, 1.2, 25, 48)[0])
         assert len(seen) >= 6
-        assert np.diff(seen) == pytest.approx(2 * np.ones(len(seen) - 1), abs=1.0)
+        steps = np.trim_zeros(np.diff(seen), "f")  # the first that can be shown stands until then
+        assert len(steps) >= 6 and steps == pytest.approx(2 * np.ones(len(steps)), abs=1.0)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_frames_of_a_cut_keep_their_places_beside_the_sound(tmp_path: Path, suffix: str) -> None:
+    """Frame i is what is shown at i/fps, also where the picture begins a second after the sound: the first waits."""
+    times = [1 + i / 25 for i in range(50)]
+    path = write(tmp_path / f"a.{suffix}", counting(50, 2), tone(3, 16000), times=times)
+    frames, waveform = read_cut(path, 0.0, 3.0, 10, 48)
+    expected = [20 + 2 * math.floor(max(0.0, i / 10 - 1) * 25 + 1e-6) for i in range(30)]
+    assert levels(frames) == pytest.approx(expected, abs=2.5) and len(waveform) == pytest.approx(48_000, abs=1100)
 
 
 def test_edit_list_hides_the_first_frames(tmp_path: Path) -> None:

@@ -129,6 +129,14 @@ def test_a_video_that_begins_late_has_no_windows_before_it(tmp_path: Path) -> No
     assert min(w.start for w in of(found, "video")) >= 4 and min(w.start for w in of(found, "audio")) == 0
 
 
+@pytest.mark.parametrize("suffix", ["mkv", "ts", "mp4"])
+def test_a_picture_that_ends_before_the_sound_is_not_taken_for_a_truncated_file(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.{suffix}", moving(50), noisy(7.0, 48000), rate=48000, layout="stereo")
+    for kinds in (("video",), ("video", "audio")):
+        found = list(windows(path, INPUTS, kinds))
+        assert max(w.end for w in of(found, "video")) <= 4 and bool(of(found, "audio")) == (len(kinds) == 2)
+
+
 @pytest.mark.parametrize(("name", "codec"), [("a.flac", "flac"), ("a.mka", "aac")])
 def test_a_truncated_file_is_refused_and_not_taken_for_a_short_one(tmp_path: Path, name: str, codec: str) -> None:
     path = write(tmp_path / name, None, noisy(4.0, 16000), audio_codec=codec, layout="stereo")

@@ -1,22 +1,26 @@
 """What is made of moments: tracks of different lengths, and shards that change while a worker runs."""
 
 import io
+import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
+from helpers.disk import fill, own_disk
 from helpers.media_files import level_frame, tone, write
 
+import stella
 from stella.data.prepare import prepare
 from stella.errors import BeyondEndError, StellaError
 from stella.media.codecs import decode_jpegs
 from stella.search.sources import ShardClips
 from stella.serve import work as jobs
 from stella.serve.versions import Weights
-from stella.serve.work import Clip, Embed, Picture, Refusal, work
+from stella.serve.work import Clip, Embed, Heat, Picture, Refusal, work
 
 UNKNOWN = (0, 0)  # of a file, whose stamp the server compares
 
@@ -52,6 +56,15 @@ def test_a_video_that_ends_inside_the_moment_keeps_its_pace(tmp_path: Path, kind
     found, rate = levels(clip), 15
     assert len(found) == 6 and len(samples(clip)) >= 31_000
     assert found == pytest.approx([20 + 4 * int((0.6 + i / rate) * 25 + 1e-6) for i in range(6)], abs=3)
+
+
+def test_a_heat_map_begins_with_a_picture_that_begins_late(tmp_path: Path) -> None:
+    """The sound is there from 0 s on."""
+    model, times = stella.load("base-tiny", "cpu"), [2 + i / 25 for i in range(25)]
+    path = write(tmp_path / "late.mp4", [level_frame(20 + 4 * i) for i in range(25)], tone(3, 16_000), times=times)
+    heat = json.loads(Heat(None, tmp_path, "late.mp4", 0.0, 2.56, UNKNOWN).do(model))
+    assert heat["times"] == pytest.approx([2.07, 2.21, 2.35, 2.49], abs=0.01)
+    assert heat["times"] == pytest.approx(model.localise(path).times[0].tolist(), abs=1e-3)
 
 
 def test_clips_that_come_into_shards_are_shown_without_a_restart(tmp_path: Path) -> None:
@@ -90,4 +103,20 @@ def test_only_a_moment_beyond_the_end_is_told_as_one(monkeypatch: pytest.MonkeyP
 
     assert asked(BeyondEndError("a.mp4@3 is beyond")).sentence.startswith("there is no second 3 in it")
     missing = asked(StellaError("PyAV is missing"))
-    assert missing.log == "PyAV is missing" and "its log says why" in missing.sentence
+    assert missing.log == "PyAV is missing" and "its log says why" in missing.sentence and missing.status == 500
+
+
+def test_a_full_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as a file that cannot be used."""
+    write(tmp_path / "a.mp4", [level_frame(i) for i in range(50)], tone(2, 16_000))
+    job = Clip(None, tmp_path, "a.mp4", 0.0, 2.0, UNKNOWN)
+    with own_disk(tmp_path / "disk") as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        full = fill(disk)
+        for room in (0, 2_000):
+            os.truncate(full, full.stat().st_size - room)
+            refused = work(job, lambda _: None)
+            assert isinstance(refused, Refusal) and (refused.status, refused.retry) == (507, 30), refused
+            assert "no room" in refused.sentence and str(tmp_path) not in refused.sentence
+        full.unlink()
+        assert isinstance(work(job, lambda _: None), bytes)
