@@ -48,6 +48,7 @@ def transfer(
     from stella.runs.loop import free_folder
     from stella.transfer import run as runs
     from stella.transfer.config import run_name, transfer_config
+    from stella.transfer.predictions import ANSWERS, CLASSES
 
     if resume:
         options = [param.opts[0] for param in typed(context) if param.param_type_name == "option"]
@@ -68,10 +69,14 @@ def transfer(
         end = result.end
         figures = ", ".join(f"{_in_words(name)} {value:.1f}" for name, value in end["test"].items())
         beside = ", ".join(f"{name} {value:.1f}" for name, value in end["ceilings"].items())
-        clips = number_of(end["parts"][2], "test clip")
+        whole, tested = end["parts"][2], end.get("measured", end["parts"][2])
+        clips = number_of(whole, "test clip") if tested == whole else f"{tested:,} of {number_of(whole, 'test clip')}"
         say(f"{end['task']}: {figures} on {clips} ({_in_words(end['figure'])} by {beside}); in {result.run}")
         if (result.run / runs.PREDICTIONS).exists():
             say(f"{predictions_sheet(result.run, result.run / 'predictions.png')}  what it says of a few test clips")
+        for name, about in ((ANSWERS, "of each test clip"), (CLASSES, "of each class")):
+            if (result.run / name).exists():
+                say(f"{result.run / name}  what it says {about}")
     raise typer.Exit(result.exit_code)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
@@ -120,15 +120,19 @@ class SourceConfig(ABC):
                 f"data.source={self.source} has no ground truth for {task}; it serves classify (sub-folders or labels "
                 f"are classes), retrieval and matching: leave data.source out to test {task} on scenes"
             )
-        train, test = (join([source for _, source in tasks]) for tasks in (self.train_tasks(), self.eval_tasks()))
-        held, kept = self._validation(train)
+        train, test = self._learnt_and_tested(task)
+        held, kept = self._validation(train, task)
         classes = class_names(train) if task == "classify" else ()
         return Parts(part(train, kept), part(train, held), test, classes)
 
-    def _validation(self, train: View) -> tuple[list[int], list[int]]:
+    def _learnt_and_tested(self, task: str) -> tuple[View, View]:
+        """The clips of a downstream task to learn from, some of which choose the best model, and those to test on."""
+        train, test = (join([source for _, source in tasks]) for tasks in (self.train_tasks(), self.eval_tasks()))
+        return train, test
+
+    def _validation(self, train: View, task: str) -> tuple[list[int], list[int]]:
         """A tenth of the recordings, chosen by their names, or of clips that have none; and the other clips."""
-        found = [train.stored(index) for index in range(len(train))]
-        names = [each[0].origin(each[1]).recording if each else None for each in found]
+        names = recordings(train)
         ranked = sorted(
             {name for name in names if name}, key=lambda name: (place(self.seed, f"validation {name}"), name)
         )
@@ -136,8 +140,36 @@ class SourceConfig(ABC):
             order = torch.randperm(len(train), generator=generator(self.seed, "validation clips")).tolist()
             return sorted(order[: max(1, len(order) // 10)]), sorted(order[max(1, len(order) // 10) :])
         chosen = set(ranked[: max(1, len(ranked) // 10)])
+        if task == "classify":
+            chosen = of_every_class(
+                chosen, ranked, zip(map(str, names), names_of(train, range(len(train))), strict=True)
+            )
         held = [index for index, name in enumerate(names) if name in chosen]
         return held, [index for index, name in enumerate(names) if name not in chosen]
+
+
+def recordings(source: View) -> list[str | None]:
+    """Of each clip; None of one that is not on a disk."""
+    found = [source.stored(index) for index in range(len(source))]
+    return [each[0].origin(each[1]).recording if each else None for each in found]
+
+
+def of_every_class(held: Set[str], ranked: Sequence[str], clips: Iterable[tuple[str, str | None]]) -> set[str]:
+    """The recordings that are held out, changed so that a class of several has one on either side, and a class of one
+    is learnt from. `ranked` are all in the order of being held out, `clips` have a recording and a class each."""
+    by_class: dict[str | None, set[str]] = {}
+    for recording, name in clips:
+        by_class.setdefault(name, set()).add(recording)
+    found = set(held)
+    for own in by_class.values():
+        first, *others = (name for name in ranked if name in own)
+        if not others:
+            found.discard(first)
+        elif not found & own:
+            found.add(first)
+        elif found >= own:
+            found.discard(others[-1])
+    return found
 
 
 def place(seed: int, name: str) -> float:
@@ -277,6 +309,22 @@ class FilesConfig(SourceConfig):
         if task == "classify":  # clips without a class are refused before they are divided
             class_names(join([source for _, source in self.all_tasks()]))
         return super().downstream(task)
+
+    def _learnt_and_tested(self, task: str) -> tuple[View, View]:
+        if task != "classify" or self.eval_path is not None:
+            return super()._learnt_and_tested(task)
+        every = join([source for _, source in self.all_tasks()])
+        chosen = {
+            str(name) for name in recordings(join([source for _, source in self.eval_tasks()]))
+        }  # at most so many
+        names = list(map(str, recordings(every)))
+        places = {name: place(self.seed, name) for name in names}
+        ranked = sorted(places, key=lambda name: (places[name], name))
+        usual = {name for name in ranked if places[name] < self.eval_share}
+        held = of_every_class(usual, ranked, zip(names, names_of(every, range(len(every))), strict=True))
+        tested = held & chosen | held - usual
+        learnt = part(every, [index for index, name in enumerate(names) if name not in held])
+        return learnt, part(every, [index for index, name in enumerate(names) if name in tested])
 
 
 @dataclass(frozen=True)

@@ -24,35 +24,40 @@ MOST = 400  # clips of a part whose masks are looked at
 LEVELS = 19  # thresholds tried for a constant mask: 0.05, 0.1, …
 
 
-def ceilings(task: str, parts: Parts, size: int) -> dict[str, float]:
+def ceilings(task: str, parts: Parts, size: int, measured: Sequence[int] | None = None) -> dict[str, float]:
     """By name, in percent, of the figure that the task reports first; empty if nothing is known.
 
-    Masks are cropped to `size`² as for the model.
+    Masks are cropped to `size`² as for the model. `measured` are the clips of the test part that were not skipped;
+    None: all.
     """
+    test_rows = range(len(parts.test)) if measured is None else measured
     if task in ("retrieval", "matching"):
-        return chance([len(parts.test)]) if task == "retrieval" else {"chance": 50.0}
+        return chance([len(test_rows)]) if task == "retrieval" else {"chance": 50.0}
     if task in ("segment", "localise"):
-        return _of_masks(task, _some_labels(parts.train), _some_labels(parts.test), size)
+        train_rows = range(len(parts.train))
+        return _of_masks(task, _some_labels(parts.train, train_rows), _some_labels(parts.test, test_rows), size)
     if parts.several:
-        return _by_frequency(parts)
-    train, test = (names_of(part, range(len(part))) for part in (parts.train, parts.test))
+        return _by_frequency(parts, test_rows)
+    train, test = names_of(parts.train, range(len(parts.train))), names_of(parts.test, test_rows)
     if task == "classify":
         return {"chance": 100 / len(parts.classes), "majority": _majority(train, test)}
-    return {"majority": _majority(train, test), "class": _class_of_events(train, test, parts.segments)}
+    every = names_of(parts.test, range(len(parts.test)))
+    right = _class_of_events(train, every, parts.segments)
+    return {"majority": _majority(train, test), "class": 100 * right[list(test_rows)].double().mean().item()}
 
 
-def _by_frequency(parts: Parts) -> dict[str, float]:
+def _by_frequency(parts: Parts, rows: Sequence[int]) -> dict[str, float]:
     """The mean average precision of random scores: the mean share of test clips that have a class, over those that one
     has."""
-    labels = labels_of(parts.test, range(len(parts.test)))
+    labels = labels_of(parts.test, rows)
     counts = Counter(name for each in labels for name in {each.name, *each.others} if name in parts.classes)
     return {"chance": 100 * sum(counts.values()) / len(counts) / len(labels)} if counts else {}
 
 
-def _some_labels(source: Source) -> list[Labels]:
-    """The labels of at most `MOST` usable clips, spread over a source."""
+def _some_labels(source: Source, rows: Sequence[int]) -> list[Labels]:
+    """The labels of at most `MOST` usable clips, spread over these of a source."""
     found = []
-    for index in range(0, len(source), math.ceil(len(source) / MOST) or 1):
+    for index in rows[:: math.ceil(len(rows) / MOST) or 1]:
         with suppress(ClipError):  # counted where the clip itself is read
             found += labels_of(source, [index])
     return found
@@ -63,22 +68,24 @@ def _majority(train: Names, test: Names) -> float:
     return 100 * sum(each == name for each in test) / len(test)
 
 
-def _class_of_events(train: Names, test: Names, segments: int) -> float:
-    """Accuracy of the best answer for each class and segment: the class itself, or background."""
+def _class_of_events(train: Names, test: Names, segments: int) -> Tensor:
+    """For each segment of the test clips, whether the best answer for its class is right: the class, or background."""
 
-    def sounding(names: Names) -> dict[str, Tensor]:
-        """By class, which segments of each of its clips sound, [clips, segments]."""
-        found: dict[str, list[list[bool]]] = {}
-        for start in range(0, len(names), segments):
-            own = names[start : start + segments]
-            kind = next((name for name in own if name != BACKGROUND), BACKGROUND)
-            found.setdefault(str(kind), []).append([name != BACKGROUND for name in own])
-        return {kind: torch.tensor(rows) for kind, rows in found.items()}
+    def sounding(names: Names) -> list[tuple[str, Tensor]]:
+        """The class of each clip, and which of its segments sound."""
+        clips = [names[start : start + segments] for start in range(0, len(names), segments)]
+        kinds = [next((name for name in own if name != BACKGROUND), BACKGROUND) for own in clips]
+        return [
+            (str(kind), torch.tensor([name != BACKGROUND for name in own]))
+            for kind, own in zip(kinds, clips, strict=True)
+        ]
 
-    fitted = {kind: rows.double().mean(0) > 0.5 for kind, rows in sounding(train).items()}
+    by_class: dict[str, list[Tensor]] = {}
+    for kind, own in sounding(train):
+        by_class.setdefault(kind, []).append(own)
+    fitted = {kind: torch.stack(rows).double().mean(0) > 0.5 for kind, rows in by_class.items()}
     silent = torch.zeros(segments, dtype=torch.bool)
-    right = [rows == fitted.get(kind, silent) for kind, rows in sounding(test).items()]
-    return 100 * torch.cat(right).double().mean().item()
+    return torch.cat([own == fitted.get(kind, silent) for kind, own in sounding(test)])
 
 
 def _of_masks(task: str, train: Sequence[Labels], test: Sequence[Labels], size: int) -> dict[str, float]:

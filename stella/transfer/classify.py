@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stella.clip import Batch, Clip, Labels, Source, clip_of, labels_of, location_of, names_of
+from stella.data.downstream import Parts
 from stella.data.views import has_windows
-from stella.errors import StellaError
+from stella.errors import StellaError, number_of
 from stella.model.heads import classifier
 from stella.transfer.base import Columns, Downstream, joint_means
 from stella.transfer.metrics import accuracy, mean_average_precision
@@ -54,6 +55,16 @@ class Classify(Downstream):
         scores, target = over_windows(judged)
         one_hot = F.one_hot(target, len(self.number)).bool()
         return {"accuracy": accuracy(scores, target), "map": mean_average_precision(scores, one_hot)}
+
+
+def untested(parts: Parts) -> list[str]:
+    """A line if no test clip has some of the classes."""
+    found = {name for each in labels_of(parts.test, range(len(parts.test))) for name in (each.name, *each.others)}
+    missing = [name for name in parts.classes if name not in found]
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    return (
+        [f"without test clips: {len(missing)} of {number_of(len(parts.classes), 'class')} ({shown})"] if missing else []
+    )
 
 
 def over_windows(judged: Columns) -> tuple[Tensor, Tensor]:

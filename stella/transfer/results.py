@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stella.config import to_tree
+from stella.data.config import is_embedded
 from stella.files import Line, read_json
 from stella.runs.environment import provenance
 from stella.runs.folder import RunFolder
@@ -60,10 +61,19 @@ def _words(figures: dict[str, float]) -> str:
 
 def command(config: Line) -> str:
     """The command that makes this run, with what differs from its task's defaults."""
-    data = {key: config["data"][key] for key in ("source", "path") if key in config["data"]}
-    default = flatten(to_tree(transfer_config(config["task"], data)))
-    own = flatten(config)
-    values = [f"{key}={value}" for key, value in own.items() if key not in GIVEN and value != default.get(key)]
+    data = {} if is_embedded(config["data"]["source"]) else {f"data.{key}": value for key, value in _place(config)}
+    values = [f"{key}={value}" for key, value in (data | settings(config)).items()]
     return " ".join(
         ["stella transfer", config["task"], config["weights"]["source"], *values, f"--seed {config['seed']}"]
     )
+
+
+def settings(config: Line) -> dict[str, Any]:
+    """The settings that differ from the defaults of the run's task on its data, by dotted key; without the seed."""
+    default = flatten(to_tree(transfer_config(config["task"], dict(_place(config)))))
+    return {key: value for key, value in flatten(config).items() if key not in GIVEN and value != default.get(key)}
+
+
+def _place(config: Line) -> list[tuple[str, Any]]:
+    """The kind of data and, of files, where they are."""
+    return [(key, config["data"][key]) for key in ("source", "path") if key in config["data"]]

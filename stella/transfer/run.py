@@ -5,7 +5,7 @@ Which epoch was best follows from metrics.jsonl, so that it needs no state of it
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -38,8 +38,10 @@ from stella.train.trainer import Trainer
 from stella.transfer import localise
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
+from stella.transfer.classify import untested
 from stella.transfer.config import TransferConfig, features_key, inputs_of, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
+from stella.transfer.predictions import ROW, answered, localised, measured, write_answers
 from stella.transfer.tasks import task_of
 from stella.transfer.weights import open_weights
 
@@ -93,7 +95,7 @@ def resume(run: Path | str, values: Iterable[str] = (), console: Console | None 
 
 
 def _check_unchanged(folder: RunFolder, config: TransferConfig) -> None:
-    old = folder.read_config() | {"features": config.features}
+    old = to_tree(build(TransferConfig, folder.read_config())) | {"features": config.features}
     if changed := changed_keys(old, config):
         raise StellaError(f"{folder.root} was started otherwise: {'; '.join(changed)}; restore it or start a new run")
 
@@ -109,6 +111,7 @@ class TransferRun(Training):
         named = {name: getattr(self.parts, name) for name in ("train", "validation", "test")}
         keep_clips(folder.clips, [("train", named.pop("train"))], list(named.items()), folder.started)
         self.tables: dict[str, Table] = {}
+        self.measured: list[int] | None = None  # rows of the test part
         place = machine(config.train)
         super().__init__(config, folder, console, stop, place, with_earlier(environment(place), folder.environment))
 
@@ -118,7 +121,8 @@ class TransferRun(Training):
 
     def announced(self) -> list[str]:
         parts = {name: len(getattr(self.parts, name)) for name in ("validation", "test")}
-        return too_little(list(parts.items()), self.config.stream, self.trainer.steps)
+        few = too_little(list(parts.items()), self.config.stream, self.trainer.steps)
+        return [*few, *(untested(self.parts) if self.title == "classify" else [])]
 
     def _place(self) -> str:
         names = self.stream.names
@@ -156,7 +160,7 @@ class TransferRun(Training):
 
             def columns(batch: Batch) -> Columns:
                 with self.machine.autocast():
-                    made = self.task.columns_of(batch, source)
+                    made = self.task.columns_of(batch, source) | {ROW: batch.ids}
                 done("features", len(batch))
                 return made
 
@@ -176,7 +180,7 @@ class TransferRun(Training):
 
     @torch.no_grad()
     def measure(self, part: str) -> dict[str, float]:
-        """The figures of a part with the weights as they are."""
+        """The figures of a part with the weights as they are; of the test part also writes each clip's answer."""
         source = self.task.clips(getattr(self.parts, part), test=part == "test")
         size = self.config.evaluate.batch
         rows: Iterable[Columns]
@@ -185,9 +189,14 @@ class TransferRun(Training):
         else:
             stream = replace(self.config.stream, batch_size=size)
             found = evaluation_batches(source, stream, self.machine.device, self.skipped.under(part))
-            rows = (self.task.columns_of(batch, source) for batch in found)
+            rows = (self.task.columns_of(batch, source) | {ROW: batch.ids} for batch in found)
         with self.machine.autocast():
-            return self.task.measure(rows)
+            if part != "test":
+                return self.task.measure(rows)
+            figures, answers = answered(self.task, rows)
+        write_answers(self.folder.root, self.config.task, self.parts, answers)
+        self.measured = measured(answers)
+        return figures
 
     def evaluate(self, due: int) -> None:
         if due < 0 and self.config.task != "retrieval":  # a head that has learnt nothing
@@ -217,7 +226,8 @@ class TransferRun(Training):
             write_bytes(self.folder.weights, weights.packed(self.task.model, kept, extra, inputs_of(self.config)))
         counters = self.trainer.counters
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
-        self.metrics.write(end | _result_line(self.config, self.parts, figure, found, best, self.skipped.counts))
+        known = figure, found, best, self.skipped.counts, self.measured
+        self.metrics.write(end | _result_line(self.config, self.parts, *known))
         self.metrics.sync()
 
     def _keep_predictions(self) -> None:
@@ -267,7 +277,13 @@ def _contiguous(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result_line(
-    config: TransferConfig, parts: Parts, figure: str, found: dict[str, float], best: Line, skipped: dict[str, int]
+    config: TransferConfig,
+    parts: Parts,
+    figure: str,
+    found: dict[str, float],
+    best: Line,
+    skipped: dict[str, int],
+    tested: Sequence[int] | None,
 ) -> Line:
     return {
         "task": config.task,
@@ -275,8 +291,9 @@ def _result_line(
         "test": found,
         "best_epoch": best.get("epoch"),
         "validation": best.get(figure),
-        "ceilings": ceilings(config.task, parts, config.stream.size),
+        "ceilings": ceilings(config.task, parts, config.stream.size, tested),
         "parts": [len(parts.train), len(parts.validation), len(parts.test)],
+        "measured": len(parts.test) if tested is None else len(tested),  # of the test part
         "skipped": skipped,
     }
 
@@ -294,9 +311,11 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
     found: list[Columns] = []
     with place.autocast(), Display(console) as display, display.clips(len(source)) as done:
         for batch in evaluation_batches(source, stream, place.device, skipped):
-            found.append(localise.judged(model, avm, batch))
+            found.append(localise.judged(model, avm, batch) | localised(batch))
             done("localising", len(batch))
-    figures = localise.figures({name: torch.cat([each[name] for each in found]) for name in found[0]})
+    answers = {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    write_answers(folder.root, "localise", parts, answers)
+    figures = localise.figures(answers)
 
     def said(batch: Batch, _: Source) -> Columns:
         with place.autocast():
@@ -305,7 +324,7 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
     batches_of = partial(evaluation_batches, config=stream, device=place.device)
     _keep_predictions(folder, parts, localise.read, batches_of, said)
     lines = Lines(folder.metrics)
-    line = _result_line(config, parts, localise.FIGURE, figures, {}, skipped.counts)
+    line = _result_line(config, parts, localise.FIGURE, figures, {}, skipped.counts, measured(answers))
     lines.write({"kind": "end", "step": 0, "map": "matching" if avm else "cosine"} | line)
     lines.sync()
     lines.close()

@@ -74,6 +74,6 @@ class Segment(Downstream):
 
     def figures(self, judged: Columns) -> dict[str, float]:
         size = self.options.mean_of or len(judged["iou"])
-        miou = [100 * each.mean().item() for each in judged["iou"].split(size)]
-        f = [f_measure(each) for each in judged["f"].split(size)]
+        miou = [100 * each.mean().item() for each in torch.split(judged["iou"], size)]
+        f = [f_measure(each) for each in torch.split(judged["f"], size)]
         return {"miou": fmean(miou), "f": fmean(f)}

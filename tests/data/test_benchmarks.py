@@ -79,6 +79,8 @@ def test_continual_vs_out_of_shards(tmp_path: Path) -> None:
         f"q{n}_000003" for n in (7, 8, 0, 2, 3, 4, 5, 6)
     ]  # beyond five a class
     assert len(config.downstream("retrieval").test) == 7
+    whole = VGGSoundConfig(path=str(store(tmp_path / "partial", rows[5:])))  # no training clip of sports
+    assert ids([("all", whole.downstream("classify").test)])["all"] == ["q7_000003", "q8_000003", "zt_000003"]
     with pytest.raises(StellaError, match="has no train clips of vehicle"):
         ContinualVSConfig(path=str(root), tasks=("vehicle",)).train_tasks()
     with pytest.raises(StellaError, match="has no task opera"):

@@ -1,5 +1,5 @@
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 
 import stella
-from stella.clip import Labels, Origin, labels_of
+from stella.clip import Labels, Origin, labels_of, names_of
 from stella.config import resolve
 from stella.data.folder import FolderConfig
 from stella.data.scenes import TASKS, Scenes, ScenesConfig
 from stella.data.shards import ShardsConfig
-from stella.data.tasks import natural, recording_of
+from stella.data.tasks import natural, of_every_class, place, recording_of
 from stella.errors import ConfigError, StellaError
 from stella.media.inputs import Inputs
 from stella.runs.config import RunConfig
@@ -166,6 +166,45 @@ def test_a_share_that_holds_out_too_few_is_refused_with_one_that_does_not(folder
 def test_clips_of_one_recording_cannot_be_divided() -> None:
     with pytest.raises(StellaError, match="x has 9 clips of 1 video for task all, too few to train on some"):
         sides([f"a.mp4@{second}.000" for second in range(9)])
+
+
+def of_classes(root: Path, files: Iterable[str], **more: Any) -> FolderConfig:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return FolderConfig(path=str(root), **more)
+
+
+def test_classification_learns_every_class_and_tests_those_of_several_videos(tmp_path: Path) -> None:
+    """Twenty small classes, two of a single video: whatever the seed, none is unknown and no other is left out."""
+    files = {f"c{n:02}/{i}.mp4" for n in range(18) for i in range(2 + n % 4)} | {"c18/0.mp4", "c19/0.mp4"}
+    config = of_classes(tmp_path / "small", files)
+    for seed in range(20):
+        parts = replace(config, seed=seed).downstream("classify")
+        sides: list[Any] = [parts.train, parts.validation, parts.test]
+        named = [[str(name) for name in names_of(side, range(len(side)))] for side in sides]
+        assert set(named[0]) == set(parts.classes) == {f"c{n:02}" for n in range(20)}
+        assert set(named[2]) == {f"c{n:02}" for n in range(18)}
+        found = [side.stored(i)[0].origin(side.stored(i)[1]).id for side in sides for i in range(len(side))]
+        assert sorted(found) == sorted(files)
+
+
+def test_classification_tests_at_most_so_many_clips(tmp_path: Path) -> None:
+    files = [f"{name}/{i}.mp4" for name in "ab" for i in range(60)]
+    parts = of_classes(tmp_path / "large", files, eval_share=0.3, eval_clips=4).downstream("classify")
+    held_out = sum(place(0, file) < 0.3 for file in files)
+    assert len(parts.test) == 4 and len(parts.train) + len(parts.validation) == 120 - held_out  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc")), min_size=1), st.integers(0, 10))
+def test_classes_of_one_label_a_recording_are_on_both_sides(clips: list[tuple[int, str]], share: int) -> None:
+    """A recording has one class here; where it has several, its clips stay together and this cannot always hold."""
+    pairs = [(f"{name}{number}", name) for number, name in clips]
+    ranked = sorted({recording for recording, _ in pairs}, key=lambda name: (name[1:], name))
+    held = of_every_class(set(ranked[:share]), ranked, pairs)
+    for name in {name for _, name in pairs}:
+        own = {recording for recording, each in pairs if each == name}
+        assert not own <= held and (len(own) == 1 or own & held)
 
 
 def test_classes_are_missed_before_clips_are_divided(folder: Any) -> None:

@@ -30,7 +30,7 @@ from stella.runs.loop import pretrain
 from stella.transfer import localise
 from stella.transfer.base import Options, joint_means
 from stella.transfer.ceilings import ceilings
-from stella.transfer.classify import WINDOWS, Classify, Windows
+from stella.transfer.classify import WINDOWS, Classify, Windows, untested
 from stella.transfer.config import WeightsConfig
 from stella.transfer.metrics import f_curve, f_measure, iou, mean_average_precision, mean_iou
 from stella.transfer.results import downstream_rows
@@ -275,6 +275,13 @@ def test_figures_of_masks_are_those_of_all_pictures_or_means_over_batches_as_in_
     assert by_batches == pytest.approx(expected) and by_batches["miou"] != pytest.approx(found["miou"])
 
 
+def test_classes_without_test_clips_are_named() -> None:
+    scenes = Scenes("task1", "eval", 4)
+    parts = Parts(scenes, scenes, Several(scenes, ["a", "b c"]), tuple("abcdefghij"))
+    assert untested(parts) == ["without test clips: 7 of 10 classes (d, e, f, g, h and 2 more)"]
+    assert not untested(replace(parts, classes=tuple("abc")))
+
+
 # ---- the embedded data
 
 
@@ -313,6 +320,11 @@ def test_ceilings_are_what_their_names_say() -> None:
     names = Counter(names_of(parts.test, range(len(parts.test))))
     found = ceilings("events", parts, 84)
     assert found["majority"] == 100 * names[BACKGROUND] / len(parts.test) and found["class"] > 40
+    some = [row for row in range(len(parts.test)) if row not in (0, 1, 2, 15)]  # the others were skipped
+    left = [names_of(parts.test, [row])[0] for row in some]
+    fewer = ceilings("events", parts, 84, some)
+    assert fewer["majority"] == 100 * left.count(BACKGROUND) / len(some) and fewer["class"] > 40
+    assert ceilings("retrieval", config.downstream("retrieval"), 84, range(6))["chance"] == pytest.approx(100 * 12 / 18)
     found = ceilings("segment", config.downstream("segment"), 84)
     assert found["empty"] == 0 and 5 < found["constant"] < 40 and found["class"] > 0
     found = ceilings("localise", config.downstream("localise"), 84)

@@ -128,7 +128,7 @@ class ListedConfig(SizedConfig):
         return self.eval_tasks() if evaluation else self.train_tasks()
 
     def downstream(self, task: str) -> Parts:
-        """Classification is tested on all test clips, not on the gallery alone."""
+        """Classification is tested on all test clips, not on the gallery alone, if their class has training clips."""
         parts = super().downstream(task)
         if task != "classify":
             return parts
@@ -136,8 +136,10 @@ class ListedConfig(SizedConfig):
         classes = tuple(label for name in self.tasks or named for label in named[name]) or parts.classes
         if self.several:
             classes = tuple(sorted({name for row in known.rows if row.split == "train" for name in row.classes}))
-        test = part(known.source, [index for _, clips in self._tasks(known, "test") for index in clips])
-        return replace(parts, test=test, classes=classes, several=self.several)
+        test = [index for _, clips in self._tasks(known, "test") for index in clips]
+        if not self.several:
+            test = [index for index in test if class_in(known.rows[index], self.benchmark)[0] in classes]
+        return replace(parts, test=part(known.source, test), classes=classes, several=self.several)
 
     def remarks(self) -> list[str]:
         """How many training clips each task has, of how many that the lists name, beside the paper's own number."""
