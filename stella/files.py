@@ -246,8 +246,8 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
             file.close()
             raise StellaError(f"{path} is not a lock of ours; choose another folder, or move that file away")
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with suppress(OSError):  # a full disk: the lock holds without the number, which only informs
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
         yield
     finally:
         if not file.closed:  # a forked child closed its copy
@@ -298,12 +298,21 @@ def _close_locks() -> None:
 os.register_at_fork(after_in_child=_close_locks)
 
 
+def full_disk(error: BaseException | None) -> OSError | None:
+    """The system's error about a full disk, if that is what an error is, or what caused it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @contextmanager
 def explain_full_disk(root: Path, again: str = "free some space and run again") -> Iterator[None]:
     """Turn the system's error about a full disk into a sentence for the user."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if full_disk(error) is not error:
             raise
         raise StellaError(f"{root} cannot be written ({error.strerror}); {again}") from error

@@ -1,5 +1,6 @@
 """Whole files, lines and locks, where processes are killed and disks are full."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -221,6 +222,23 @@ def test_a_child_that_leaves_the_block_releases_nothing(tmp_path: Path) -> None:
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
     if not pid:
         os._exit(0)
+
+
+def test_a_full_disk_prevents_no_lock(tmp_path: Path) -> None:
+    """Only its number is missing."""
+    path = tmp_path / "lock"
+    with small_disk(0), lock(path):
+        assert held_by_another(path) and path.read_text() == ""
+    assert not held_by_another(path)
+
+
+def test_a_full_disk_is_recognised_as_the_cause_of_an_error() -> None:
+    full, other, deep = OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken"), ValueError("b")
+    deep.__cause__ = RuntimeError("a")
+    assert files.full_disk(full) is full and files.full_disk(None) is None
+    assert files.full_disk(deep) is None and files.full_disk(other) is None
+    deep.__cause__.__context__ = full
+    assert files.full_disk(deep) is full
 
 
 def open_locks(job: str, tick: Tick) -> bool:

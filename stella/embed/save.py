@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from stella.embed.model import Model
 
 OPSET = 20
+OTHERS = {  # a file of a folder that is something else
+    "metrics.jsonl": "the folder of a run",
+    "home.json": "the folder of a learner",
+    "takeover.json": "the folder of a learner",  # that is being made
+    "catalogue.sqlite": "an index",
+}
 
 CARD = """---
 library_name: stella-av
@@ -88,8 +94,9 @@ def card(model: "Model") -> str:
 
 
 def _prepare(folder: Path) -> None:
-    if (folder / "metrics.jsonl").exists():
-        raise StellaError(f"{folder} is the folder of a run, whose files would be overwritten; save to another folder")
+    for file, what in OTHERS.items():
+        if (folder / file).exists():
+            raise StellaError(f"{folder} is {what}, whose files are its own; save to another folder")
     if folder.exists() and not folder.is_dir():
         raise StellaError(f"{folder} is a file; give the folder to save to")
     folder.mkdir(parents=True, exist_ok=True)

@@ -164,7 +164,7 @@ class Home:
         """Write the folder of a new learner; `config` has been through `settle`."""
         self.root.mkdir(parents=True, exist_ok=True)
         self.held.mkdir(exist_ok=True)
-        _link(self.root / "model.safetensors", "current/model.safetensors")
+        self._link_model()
         tree = {
             "version": VERSION,
             "config": to_tree(config),
@@ -353,7 +353,12 @@ class Home:
     # ---- what is in use
 
     def link(self, number: int) -> None:
+        """Let a round be the one in use."""
         _link(self.root / "current", f"rounds/{number:06d}")
+        self._link_model()  # something may have written a file there
+
+    def _link_model(self) -> None:
+        _link(self.root / "model.safetensors", "current/model.safetensors")
 
     def use(self, number: int) -> None:
         """Put a finished round to use, then remove what is no longer needed."""

@@ -50,6 +50,8 @@ def find(name: Path | str) -> Path:
         return path / FILE
     if (path / "home.json").is_file():
         raise WeightsError(f"{name} has learnt nothing yet; let it learn first: stella learn {name} SRC…")
+    if (path / "video.onnx").is_file():
+        raise WeightsError(f"{name} holds ONNX encoders and no weights; name the folder that save() wrote")
     if (path / "config.json").is_file():
         if "task" in read_json(path / "config.json"):
             raise WeightsError(f"{name} is a downstream run without weights of its own; name the model that it is of")

@@ -346,7 +346,10 @@ class Training(ABC):
             if not isinstance(each, Stopped):  # a process that is not the first tells its own
                 say(self.console if self.peers.first else Console(), one_line(each))
         where = "before the first checkpoint" if self._kept is None else f"at step {self._kept}"
-        self.display.say(f"stopped by {signal} {where}; resume with {self.again.format(run=self.folder.root)}")
+        how = self.again.format(run=self.folder.root)
+        if self.peers.count > 1:
+            how += f", with torchrun in front as before, for {number_of(self.peers.count, 'process')}"
+        self.display.say(f"stopped by {signal} {where}; resume with {how}")
 
     def _note_saved(self, wait: bool = False) -> None:
         """Record a checkpoint that was begun, if it is written by now. An error in writing it is raised here."""

@@ -71,21 +71,34 @@ class Catalogue:
         if not self.path.is_file():
             fill = f"{root} INDEX" if root.is_dir() and any(root.iterdir()) else f"SRC {root}"
             raise StellaError(f"{root} holds no index; make one with: stella index {fill}")
-        # SQLite cannot share memory where it cannot write; there, nobody else writes either
-        frozen = not os.access(root, os.W_OK) and not self.path.with_name("catalogue.sqlite-wal").exists()
-        place = f"{self.path.absolute().as_uri()}?immutable=1" if frozen else self.path
-        self.db = sqlite3.connect(place, timeout=60, isolation_level=None, uri=frozen)
         try:
-            (found,) = self.db.execute("PRAGMA user_version").fetchone()
-            self.db.execute("PRAGMA synchronous = FULL")
+            self.db, found = self._connected()
         except sqlite3.DatabaseError as error:
-            self.db.close()
             raise _unreadable(self.path, error) from error
         if found != FORMAT:
             self.db.close()
             raise StellaError(
                 f"{root} is an index of format {found}, and format {FORMAT} is needed; index again into another folder"
             )
+
+    def _connected(self) -> tuple[sqlite3.Connection, int]:
+        """A connection, and the format of the index.
+
+        SQLite shares memory by a file, which needs the right to write and room on the disk. Without either, an index
+        whose log is empty is read as it is: nobody else writes there.
+        """
+        if not os.access(self.root, os.W_OK) and not self._log.exists():
+            return _connected(self.path, frozen=True)
+        try:
+            return _connected(self.path, frozen=False)
+        except sqlite3.OperationalError as error:
+            if _kind(error) == sqlite3.SQLITE_BUSY or (self._log.exists() and self._log.stat().st_size):
+                raise
+            return _connected(self.path, frozen=True)
+
+    @property
+    def _log(self) -> Path:
+        return self.path.with_name("catalogue.sqlite-wal")
 
     @staticmethod
     def create(root: Path) -> None:
@@ -198,7 +211,30 @@ def opened(root: Path) -> Iterator[Catalogue]:
             raise _unreadable(catalogue.path, error) from error
 
 
+def _connected(path: Path, frozen: bool) -> tuple[sqlite3.Connection, int]:
+    """A connection, and the format of the index; `frozen`: without files of its own beside it."""
+    place = f"{path.absolute().as_uri()}?immutable=1" if frozen else path
+    db = sqlite3.connect(place, timeout=60, isolation_level=None, uri=frozen)
+    try:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        db.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        db.close()
+        raise
+    return db, found
+
+
+def _kind(error: sqlite3.DatabaseError) -> int:
+    """SQLite's primary result code."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_IOERR) & 0xFF
+
+
 def _unreadable(path: Path, error: sqlite3.DatabaseError) -> StellaError:
+    # "no such table" is an OperationalError too, of kind SQLITE_ERROR
+    if isinstance(error, sqlite3.OperationalError) and _kind(error) != sqlite3.SQLITE_ERROR:
+        return StellaError(
+            f"{path} cannot be read ({error}); check the free space and the permissions of its disk, then try again"
+        )
     return StellaError(f"{path} cannot be read ({error}); restore it, or index again into another folder")
 
 
@@ -209,7 +245,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         raise StellaError(
-            f"{path} cannot be written ({error}); nothing committed is lost: check the disk and run again"
+            f"{path} cannot be written ({error}); nothing committed is lost: check the free space and the permissions "
+            "of its disk, then run again"
         ) from error
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error

@@ -22,6 +22,9 @@ class HttpError(StellaError):
         self.status, self.retry = status, retry  # retry: seconds after which to ask again
 
 
+STOPPING = HttpError(503, "the server is stopping; try again later", retry=30)
+
+
 def said(error: ClipError) -> str:
     """What is wrong with a file, in one sentence, without where it is."""
     if error.reason.startswith(("unforeseen", "broken link", "damaged shard")):  # these quote paths

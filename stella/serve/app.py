@@ -176,6 +176,7 @@ def _parameter(one: dict[str, Any]) -> str:
 # ---- search
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz(request: Request) -> dict[str, bool]:
     """Whether searches are answered: 200, or 500 if the index cannot be read. Needs no token."""

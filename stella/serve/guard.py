@@ -1,5 +1,6 @@
 """Who may ask: host names (against DNS rebinding), a token, requests of our own page alone; and safe headers."""
 
+import asyncio
 import hmac
 import ipaddress
 import json
@@ -7,6 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from stella.serve.answers import STOPPING
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -26,12 +29,18 @@ HEADERS = {
     "permissions-policy": "microphone=(self), camera=(), geolocation=()",
 }
 OPEN = ("/healthz",)  # needs no token
+OURS = "only the page itself may ask this"
+BEHIND = (
+    f"{OURS}; a server in front must send the Host header that it was given (nginx: proxy_set_header Host $http_host), "
+    "or stella serve needs --name with the host name of the page"
+)
 START = "/"  # the only address that a link elsewhere may lead to
 
 
 @dataclass(frozen=True)
 class Access:
     hosts: frozenset[str] = frozenset({"localhost"})  # names besides addresses
+    names: frozenset[str] = frozenset()  # of them, those whose pages are ours on every port
     token: str | None = None
     cookie: str = "stella"
 
@@ -60,7 +69,22 @@ class Guard:
         elif not self._known(scope, headers):
             await _answer(sending, 401, "a token is needed; open the address that stella serve has printed")
         else:
+            await self._answered(scope, receive, sending)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What the app answers. A server that stops cancels what takes too long; it is told so if nothing was sent."""
+        begun = False
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
             await self.app(scope, receive, sending)
+        except asyncio.CancelledError:  # ends here: nobody waits for this task, and uvicorn would print it
+            if not begun:
+                await _answer(send, STOPPING.status, str(STOPPING), {"retry-after": str(STOPPING.retry)})
 
     def _wrong(self, scope: Scope, headers: dict[str, list[str]]) -> tuple[int, str] | None:
         host = headers.get("host", [""])
@@ -68,11 +92,22 @@ class Guard:
             return 421, "this name is not served here; use the address that stella serve has printed, or --name"
         [site] = headers.get("sec-fetch-site", ["none"])[:1]
         if site not in ("same-origin", "none") and scope["path"] != START:
-            return 403, "only the page itself may ask this"
+            return 403, OURS
         origin = headers.get("origin")
-        if origin and scope["method"] not in ("GET", "HEAD") and origin[0].partition("://")[2] != host[0]:
-            return 403, "only the page itself may ask this"
+        if origin and scope["method"] not in ("GET", "HEAD") and not self._own(origin[0], host[0]):
+            return 403, BEHIND
         return None
+
+    def _own(self, origin: str, host: str) -> bool:
+        """Whether a page is ours: of the host that was asked, or of a name that the owner gave.
+
+        Behind another server the host that was asked may lack its port.
+        """
+        place = origin.partition("://")[2]
+        try:
+            return place == host or urlsplit(f"//{place}").hostname in self.access.names
+        except ValueError:
+            return False
 
     def _named(self, host: str) -> bool:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stella.data.workers import Done, Lost, Pool, Task
 from stella.errors import StellaError
-from stella.serve.answers import HttpError
+from stella.serve.answers import STOPPING, HttpError
 from stella.serve.work import Refusal, work
 
 Log = Callable[[str], None]
@@ -48,7 +48,7 @@ class Jobs:
         for thread in self._threads:
             thread.join(5)
         while not self._queue.empty():
-            _fail(self._queue.get_nowait()[1], _STOPPING)
+            _fail(self._queue.get_nowait()[1], STOPPING)
 
     def _run(self) -> None:
         pool: Pool | None = None
@@ -76,7 +76,7 @@ class Jobs:
         event: Done | Lost | None = None
         while event is None:
             if self._stopping.is_set():
-                raise _STOPPING
+                raise STOPPING
             event = pool.poll()
         if isinstance(event, Lost):
             long = f"it takes longer than {self.seconds:g} s to decode"
@@ -86,11 +86,8 @@ class Jobs:
         if isinstance(event.result, Refusal):
             if event.result.log:
                 self.log(event.result.log)
-            raise HttpError(422, event.result.sentence)
+            raise HttpError(event.result.status, event.result.sentence, event.result.retry)
         return event.result
-
-
-_STOPPING = HttpError(503, "the server is stopping; try again later", retry=30)
 
 
 def _close(pool: Pool | None) -> None:

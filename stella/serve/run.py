@@ -45,7 +45,8 @@ def serve(
     except BaseException:
         listening.close()
         raise
-    access = Access(frozenset({"localhost", host.lower(), *(name.lower() for name in names)}), token, f"stella-{port}")
+    given = frozenset(name.lower() for name in names)
+    access = Access(frozenset({"localhost", host.lower(), *given}), given, token, f"stella-{port}")
     config: Any = uvicorn.Config(
         create(served, access),
         log_level="warning",

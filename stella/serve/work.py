@@ -16,6 +16,7 @@ from stella.clip import SAMPLE_RATE
 from stella.data.workers import Tick, not_counted
 from stella.embed import Maps, Model
 from stella.errors import BeyondEndError, ClipError, StellaError, skippable
+from stella.files import full_disk
 from stella.media.arrays import frame_windows, sound_windows
 from stella.media.codecs import encode_jpegs
 from stella.media.fbank import fbank
@@ -35,6 +36,8 @@ class Refusal:
 
     sentence: str
     log: str = ""
+    status: int = 422  # of HTTP
+    retry: int | None = None  # seconds after which to ask again
 
 
 class Job(Protocol):
@@ -52,9 +55,15 @@ def work(job: Job, tick: Tick) -> Any:
         with skippable("the file"):
             return job.do(model)
     except ClipError as error:
-        return Refusal(said(error), str(error) if error.reason.startswith("unforeseen") else "")
+        return _no_room(error) or Refusal(said(error), str(error) if error.reason.startswith("unforeseen") else "")
     except StellaError as error:
-        return Refusal("the server cannot do this; its log says why", str(error))
+        return _no_room(error) or Refusal("the server cannot do this; its log says why", str(error), 500)
+
+
+def _no_room(error: StellaError) -> Refusal | None:
+    """What to say if a full disk is the cause."""
+    full = "the server has no room to do this; try again later"
+    return Refusal(full, str(error), 507, retry=30) if full_disk(error) else None
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stella.errors import StellaError
-from stella.files import file_hash, sync_folder
+from stella.files import file_hash, full_disk, sync_folder
 from stella.peers import Peers
 from stella.train.distributed import World
 
@@ -50,7 +50,7 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
         error = next(iter(failure.failures.values()))[0]
     except Exception as failure:  # of this process; the others must know
         error = failure
-    told = peers.tell((own, str(error) or repr(error) if error else ""))
+    told = peers.tell((own, _why(error, folder) if error else ""))
     if any(why for _, why in told):
         if peers.first:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -62,6 +62,16 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
     hashes = {file: hash for each, _ in told for file, hash in each.items()}
     path = publish(fresh, folder, name, hashes) if peers.first else None
     return Path(peers.tell(path)[0])
+
+
+def _why(error: BaseException, folder: Path) -> str:
+    """Why a part cannot be written. torch may tell of a full disk as of an unexpected position in its file."""
+    if full := full_disk(error):
+        return full.strerror or str(full)
+    if any(word in str(error) for word in ("inline_container", "PytorchStreamWriter")):
+        free = shutil.disk_usage(folder).free
+        return f"the disk is probably full: {free / 1e6:,.0f} MB are free"
+    return str(error) or repr(error)
 
 
 def publish(fresh: Path, folder: Path, name: str, hashes: dict[str, str]) -> Path:

@@ -1,10 +1,12 @@
 """The processes that torchrun starts: how they find each other, and how all end when one fails."""
 
 import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -45,7 +47,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
     shared, number, size = next(rendezvous("env://", timeout=limit))
     store = PrefixStore(_attempt(shared, number, size, 60 * minutes), shared)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=number, world_size=size, timeout=limit)
-    failed = True
+    failed, deaf = True, ExitStack()
     try:
         yield World(minutes)
         failed = False
@@ -54,6 +56,7 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         error.told = True
         raise
     except RuntimeError as error:  # of a collective, if another process is gone
+        deaf.enter_context(_unstopped())
         with suppress(Exception):
             store.wait([FAILED], timedelta(seconds=2))
             raise Elsewhere(2) from None
@@ -67,10 +70,12 @@ def processes(minutes: float, device: str = "auto") -> Iterator[Peers]:
         gone.told = True
         raise gone from error
     finally:
-        if failed and number == 0:
-            _linger(store, size)
-        with suppress(Exception):  # a GPU may wait for another process forever: it has to be told not to
-            _abort_process_group() if failed and on_gpu else dist.destroy_process_group()
+        with deaf:
+            if failed and number == 0:
+                deaf.enter_context(_unstopped())
+                _linger(store, size)
+            with suppress(Exception):  # a GPU may wait for another process forever: it has to be told not to
+                _abort_process_group() if failed and on_gpu else dist.destroy_process_group()
 
 
 def _attempt(store: Any, rank: int, count: int, seconds: float) -> str:
@@ -116,6 +121,19 @@ def _linger(store: Any, count: int) -> None:
     with suppress(Exception):
         while store.add(FAILED, 0) < count and time.monotonic() < end:
             time.sleep(0.02)
+
+
+@contextmanager
+def _unstopped() -> Iterator[None]:
+    """Without SIGTERM, which torchrun sends to the others as soon as one has ended: why is told first."""
+    if threading.current_thread() is not threading.main_thread():  # only this thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def own_gpu() -> int:

@@ -35,12 +35,30 @@ def test_a_saved_folder_follows_the_hubs_convention(model: Model, tmp_path: Path
     model.save(tmp_path / "a" / "b")  # over itself
 
 
-def test_a_run_and_a_file_are_not_overwritten(model: Model, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(StellaError, match="is the folder of a run"):
-        model.save(tmp_path)
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("metrics.jsonl", "the folder of a run"),
+        ("home.json", "the folder of a learner"),
+        ("takeover.json", "the folder of a learner"),
+        ("catalogue.sqlite", "an index"),
+    ],
+)
+def test_what_a_folder_holds_is_not_overwritten(file: str, what: str, model: Model, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    for write in (model.save, model.export_onnx):
+        with pytest.raises(StellaError, match=f"{tmp_path} is {what}, whose files are its own; save to another folder"):
+            write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
     with pytest.raises(StellaError, match="is a file"):
-        model.save(tmp_path / "metrics.jsonl")
+        model.save(tmp_path / file)
+
+
+def test_a_folder_of_onnx_encoders_is_not_taken_for_a_run(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "video.onnx")
+    with pytest.raises(StellaError, match=r"holds ONNX encoders and no weights; name the folder that save\(\) wrote"):
+        stella.load(tmp_path)
 
 
 def test_the_hubs_methods_work_without_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ def misbehave(job: Any, tick: Tick) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
     if job == "refuse":
         return Refusal("it is green; give a blue one", "secret")
+    if job == "full":
+        return Refusal("there is no room", "", 507, retry=30)
     if job == "fail":
         raise ValueError("/a/path")
     if isinstance(job, Path):

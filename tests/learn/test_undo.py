@@ -277,3 +277,13 @@ def test_nothing_is_removed_from_a_folder_of_others(tmp_path: Path) -> None:
     (tmp_path / "part.0a1b2c3d.tmp").rename(tmp_path / "home.json.0a1b2c3d.tmp")
     with Home(tmp_path).locked():
         assert not [*tmp_path.glob("*.tmp")]
+
+
+def test_a_file_in_the_place_of_the_model_is_replaced_by_what_is_in_use(home: Path) -> None:
+    """Earlier versions let `Model.save` write one there, which was then loaded for ever."""
+    model = home / "model.safetensors"
+    for number, change in ((2, lambda: Home(home).link(2)), (1, lambda: rollback(home, 1, quiet()))):
+        model.unlink(missing_ok=True)
+        model.write_text("saved")
+        change()
+        assert model.is_symlink() and model.read_text() == f"{number}"

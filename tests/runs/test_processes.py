@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ranks
-from helpers.disk import small_disk
+from helpers.disk import fill, own_disk, small_disk
 from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from helpers.team_runs import End, content, losses, run
 from safetensors.torch import load_file
@@ -47,6 +48,12 @@ def test_an_error_of_one_process_ends_all_with_its_sentence(tmp_path: Path) -> N
     assert "0: Elsewhere(2)" in told and "another process" not in told
 
 
+def test_a_stop_of_several_says_how_they_go_on(tmp_path: Path) -> None:
+    assert run(tmp_path / "run", 2, "er", 1, {1: End(by=signal.SIGTERM)}) == [3 << 8, 3 << 8]
+    told = " ".join((tmp_path / "output").read_text().split())
+    assert f"--resume {tmp_path / 'run'}, with torchrun in front as before, for 2 processes" in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", ["false", "true"])
 def test_a_full_disk_ends_all_with_a_sentence(shard: str, tmp_path: Path) -> None:
@@ -58,6 +65,20 @@ def test_a_full_disk_ends_all_with_a_sentence(shard: str, tmp_path: Path) -> Non
     assert told.count("cannot be written") == 1 and "free some space" in told and "Elsewhere(2)" in told, told
     assert [path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()] == [".dcp"]
     assert run(tmp_path / "run", 2, "er", 1, None, how) == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_is_told_as_such(tmp_path: Path) -> None:
+    """torch tells of an unexpected position in its file."""
+    with own_disk(tmp_path / "disk", 64) as disk:
+        assert run(disk / "run", 2, "er", 1, dict.fromkeys(range(2), End())) == [9, 9]
+        os.truncate(full := fill(disk), full.stat().st_size - 300_000)
+        assert run(disk / "run", 2, "er", 1) == [2 << 8, 2 << 8]
+        full.unlink()
+        told = (disk / "output").read_text()
+        assert run(disk / "run", 2, "er", 1) == [0, 0]
+    assert "unexpected pos" not in told, told
+    assert re.search(r"cannot be written to .* \((No space left on device|the disk is probably full: .* free)\)", told)
 
 
 @pytest.mark.slow
@@ -116,8 +137,11 @@ def test_what_torchrun_starts_again_finds_the_folder_that_it_took(
 LONG = "stream.epochs=15"
 
 
-def torchrun(folder: Path, restarts: int = 3, more: tuple[str, ...] = ("2",)) -> "subprocess.Popen[str]":
-    where = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--shutdown-timeout", "3"]
+def torchrun(
+    folder: Path, restarts: int = 3, more: tuple[str, ...] = ("2",), shutdown: int = 3
+) -> "subprocess.Popen[str]":
+    where = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    where += ["--shutdown-timeout", str(shutdown)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "torch.distributed.run", *where, ranks.__file__, str(folder), "stella", *more]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -159,6 +183,15 @@ def test_torchrun_brings_a_run_back_after_each_of_twenty_kills(tmp_path: Path) -
         assert same(outcome(folder), expected), moment
         restarted += any(line.get("restarts") for line in read_lines(folder / "speed.jsonl"))
     assert restarted >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_is_left_tells_of_a_killed_process_before_torchrun_ends_it(rank: int, tmp_path: Path) -> None:
+    process = torchrun(tmp_path / "run", 0, ("2", LONG), shutdown=30)
+    signalled(tmp_path / "run", rank, 0.0, signal.SIGKILL)
+    said, _ = process.communicate(timeout=250)
+    assert process.returncode == 1 and said.count("error: another process of this run is gone") == 1, said
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.disk import fill, own_disk
 from helpers.fake_model import FakeModel
 
 from stella.errors import StellaError
@@ -41,6 +42,38 @@ def test_a_damaged_catalogue_is_an_error_of_one_sentence(index: Index) -> None:
         file.write_bytes(data)
         with pytest.raises(StellaError, match="cannot be read"):
             index.update(model=FakeModel())
+
+
+def test_an_index_on_a_full_disk_is_read_and_told_from_a_broken_one(tmp_path: Path) -> None:
+    """Nobody has it open, so SQLite must make the file by which readers share memory."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.mp4").write_text("a")
+    with own_disk(tmp_path / "disk") as disk:
+        index = Index(disk / "index")
+        index.update(source, model=FakeModel())
+        expected, state = index.search(torch.ones(8)).hits, index.state()
+        full = fill(disk)
+        for _ in range(2):
+            assert index.search(torch.ones(8)).hits == expected and index.state() == state
+        (source / "b.mp4").write_text("b")
+        with pytest.raises(StellaError, match="cannot be written"):
+            index.update(model=FakeModel())
+        full.unlink()
+        assert index.update(model=FakeModel()).counts.added == 1
+        with closing(Catalogue(index.path)) as catalogue:
+            with catalogue.change() as db:
+                db.execute("UPDATE meta SET value = 0.1 WHERE key = 'overlap'")
+            log = {path: path.read_bytes() for path in index.path.glob("catalogue.sqlite*")}
+        for path, data in log.items():  # as a kill leaves them
+            path.write_bytes(data)
+        (index.path / "catalogue.sqlite-shm").unlink()
+        fill(disk)
+        assert (index.path / "catalogue.sqlite-wal").stat().st_size
+        with pytest.raises(
+            StellaError, match=r"cannot be read \(.*\); check the free space and the permissions of its disk, then try"
+        ):
+            index.state()
 
 
 def test_the_number_of_a_shard_is_never_given_again(index: Index) -> None:

@@ -242,6 +242,12 @@ def test_an_unforeseen_error_is_answered_like_any_other(client: TestClient, monk
     assert answer.headers["x-content-type-options"] == "nosniff" and "content-security-policy" in answer.headers
 
 
+def test_whether_it_serves_may_be_asked_without_a_body(client: TestClient) -> None:
+    for ask in (client.get, client.head):
+        assert ask("/healthz").status_code == 200
+    assert client.head("/healthz").content == b"" and client.get("/healthz").json() == {"ok": True}
+
+
 def test_the_page_loads_nothing_from_elsewhere(client: TestClient, root: Path) -> None:
     page = client.get("/").text
     names = re.findall(r'(?:src|href)="([^"]+)"', page)

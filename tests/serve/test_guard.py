@@ -1,6 +1,7 @@
 """Who may ask, whatever the routes are."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -86,6 +87,54 @@ def test_other_sites_may_only_link_to_the_page() -> None:
     assert ask(access, "POST", "/api/search", origin="http://127.0.0.1:9999")[0] == 403
     assert ask(access, "POST", "/api/search", origin="http://127.0.0.1:8000")[0] == 200
     assert ask(access, "POST", "/api/search")[0] == 200  # no browser
+
+
+def test_pages_behind_a_proxy_are_ours_under_the_names_that_the_owner_gave() -> None:
+    """nginx with `proxy_set_header Host $host` leaves out the port, and by default it sends its own address."""
+    access = Access(frozenset({"localhost", "archive.lan"}), frozenset({"archive.lan"}))
+    for host in ("archive.lan", "archive.lan:8443", "127.0.0.1:8000"):
+        for origin in ("https://archive.lan:8443", "http://ARCHIVE.lan"):
+            assert ask(access, "POST", "/api/search", host=host, origin=origin)[0] == 200
+            assert ask(access, "POST", "/api/search", host=host, origin=origin, sec_fetch_site="same-site")[0] == 403
+            assert ask(access, "POST", "/api/search", host="evil.com", origin=origin)[0] == 421
+        for origin in (
+            *("http://evil.com", "http://archive.lan.evil.com", "http://archive.lan@evil.com", "null", "http://["),
+            *("http://localhost:9999", "http://127.0.0.1:9999", "archive.lan"),  # other programs of this machine
+        ):
+            status, _, body = ask(access, "POST", "/api/search", host=host, origin=origin)
+            assert status == 403 and b"proxy_set_header Host $http_host" in body and b"--name" in body
+
+
+def cancelled(*before: dict[str, Any]) -> list[Any]:
+    """What is sent if an app that has sent `before` is cancelled."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in before:
+            await send(message)
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def stop() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", b"[::1]")]}
+        task = asyncio.create_task(Guard(app, Access())(scope, None, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(stop())
+    return sent
+
+
+def test_a_stop_is_told_to_those_who_wait() -> None:
+    start, body = cancelled()
+    headers = dict(start["headers"])
+    assert start["status"] == 503 and headers[b"retry-after"] == b"30" and b"x-content-type-options" in headers
+    assert json.loads(body["body"]) == {"error": "the server is stopping; try again later"}
+    begun = {"type": "http.response.start", "status": 200, "headers": []}
+    assert [message["status"] for message in cancelled(begun)] == [200]  # an answer that has begun is cut off
 
 
 def test_a_token_opens_by_header_cookie_or_address() -> None:

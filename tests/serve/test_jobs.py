@@ -60,6 +60,7 @@ def test_a_job_that_hangs_or_dies_is_refused_and_the_next_one_is_answered(jobs: 
     assert time.monotonic() - began < 8
     assert outcome(jobs, "die", 9) == [(422, "the decoder crashed on it; re-encode it, or give another file"), 9]
     assert outcome(jobs, "refuse") == [(422, "it is green; give a blue one")] and log == ["secret"]
+    assert outcome(jobs, "full") == [(507, "there is no room")]
     assert outcome(jobs, "fail", 10) == [(500, "the server cannot do this; its log says why"), 10]
     assert "/a/path" in log[1]  # said to the one who runs the server alone
 

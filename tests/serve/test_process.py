@@ -1,8 +1,10 @@
 """`stella serve` as a process: stopped, killed in the middle of answers, under load, with a token, in a browser."""
 
+import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -52,6 +54,22 @@ def test_a_stop_ends_everything_within_seconds(index: "stella.Index", tmp_path: 
                 left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
                 time.sleep(0.1 if left else 0)
             assert not left
+
+
+@pytest.mark.slow
+def test_a_stop_during_an_upload_is_told(index: "stella.Index") -> None:
+    """As JSON, with when to come again; and without a traceback."""
+    with serving(index.path) as (process, address):
+        with socket.create_connection(("127.0.0.1", urlsplit(address).port or 0)) as client:
+            client.sendall(b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nbegin")
+            time.sleep(0.5)
+            process.terminate()
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        said, _ = process.communicate(timeout=15)
+        assert process.returncode == 0 and "Traceback" not in said, said
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 30" in head.lower()
+    assert json.loads(body) == {"error": "the server is stopping; try again later"}
 
 
 def _children(pid: int) -> list[str]:
@@ -126,3 +144,6 @@ def test_another_address_needs_the_token_that_is_printed(index: "stella.Index") 
         assert ask(address, headers=known)[0] == 200
         assert ask(address, headers=known | {"Host": "box.lan"})[0] == 200
         assert ask(address, headers=known | {"Host": "evil.com"})[0] == 421
+        search = address.replace("state", "search")  # of no file at all: 422
+        for origin, status in (("https://box.lan:8443", 422), ("http://localhost:9", 403), ("http://evil.com", 403)):
+            assert ask(search, b"nothing", known | {"Origin": origin})[0] == status

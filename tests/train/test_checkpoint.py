@@ -1,4 +1,6 @@
+import errno
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -9,7 +11,7 @@ from helpers.disk import small_disk
 from helpers.small import same
 
 from stella.errors import StellaError
-from stella.train import checkpoint
+from stella.train import checkpoint, parts
 from stella.train.checkpoint import Checkpoints
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -232,3 +234,12 @@ def test_a_kill_while_it_is_written_in_the_background_leaves_the_one_before(
 
 def _writer() -> type:
     return checkpoint._Writer
+
+
+def test_a_full_disk_is_named_where_torch_tells_of_positions(tmp_path: Path) -> None:
+    """It does so where several processes write."""
+    strange = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    assert re.fullmatch(r"the disk is probably full: [\d,]+ MB are free", parts._why(strange, tmp_path))
+    strange.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert parts._why(strange, tmp_path) == "No space left on device"
+    assert parts._why(ValueError("another"), tmp_path) == "another" and parts._why(ValueError(), tmp_path)
