@@ -26,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Use": (search.index, search.search, serve.serve, use.embed, use.localise),
+    "Use": (search.index, search.search, serve.serve, use.embed, use.localise, use.classify),
     "Training": (train.demo, train.pretrain, train.compare, train.reproduce, learn.learn),
     "Models and results": (
         models.evaluate,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stella.cli.common import Ray, console, say
-from stella.errors import StellaError, number_of
+from stella.errors import StellaError, number_of, plain
 
 ModelName = Annotated[str, typer.Option(help="Shipped name, finished run, learner, saved folder or weight file.")]
 Overlap = Annotated[float, typer.Option(help="Share of a window that the next one repeats, below 1.")]
@@ -50,6 +50,45 @@ def embed(
         raise StellaError(f"none of {number_of(len(bad), 'file')} could be embedded; see the reasons above")
     used = number_of(len(found) - len(bad), "file")
     say(f"{out}  {collected.write(loaded)} of {used}" + (f"; {len(bad)} skipped" if bad else ""))
+    raise typer.Exit(bool(bad))
+
+
+def classify(
+    run: Annotated[Path, typer.Argument(help="Finished run of stella transfer classify.")],
+    files: Annotated[list[Path], typer.Argument(help="Videos with sound, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="CSV to write: the score of every class for each window.")] = Path(
+        "classes.csv"
+    ),
+    overlap: Overlap = 0.0,
+    device: DeviceName = None,
+) -> None:
+    """Say what is seen and heard in each file: the classes that `stella transfer classify` learnt."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from stella.data.folder import find_videos
+    from stella.errors import ClipError
+    from stella.transfer.classifier import Classifier, classify_each, write_csv
+
+    judge = Classifier(run, device)
+    given = [[path / name for name in find_videos(path)] if path.is_dir() else [path] for path in files]
+    every = list(dict.fromkeys(path for paths in given for path in paths))
+    table, kept, bad = Table("file", "windows", "best classes"), [], 0
+    for path, answers in classify_each(judge, every, overlap):
+        if isinstance(answers, ClipError):
+            say(f"skipped {answers}", "yellow")
+            bad += 1
+            continue
+        kept.append((path, answers))
+        best = zip(*answers.mean.topk(min(3, len(judge.classes))), strict=True)
+        said = ", ".join(f"{judge.classes[int(number)]} {100 * float(score):.0f}%" for score, number in best)
+        table.add_row(Text(plain(path.name)), str(len(answers.start)), Text(plain(said)))
+    if not kept:
+        raise StellaError(f"none of {number_of(len(every), 'file')} could be classified; see the reasons above")
+    write_csv(out, judge.classes, kept)
+    console.print(table)
+    used = number_of(len(kept), "file")
+    say(f"{out}  {used}" + (f"; {bad} skipped" if bad else ""))
     raise typer.Exit(bool(bad))
 
 

@@ -24,7 +24,7 @@ def load(what: Path | str, device: str | torch.device | None = None) -> Model:
             f"load takes a shipped name ({', '.join(weights.shipped())}) or the path of a finished run, a learner, "
             f"a saved folder or a weight file; {what!r} is neither"
         )
-    place, path = _device(device), resolve(what)
+    place, path = device_for(device), resolve(what)
     about = weights.describe(path)
     if about.format == "mae":
         raise StellaError(f"{path} is an image model that knows no sound; pre-train from it with model.weights={path}")
@@ -59,7 +59,7 @@ def _knows_scenes_alone(name: str) -> bool:
     return "round" not in extra and bool(source) and is_embedded(source)
 
 
-def _device(device: str | torch.device | None) -> torch.device:
+def device_for(device: str | torch.device | None) -> torch.device:
     if device in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

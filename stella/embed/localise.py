@@ -4,7 +4,7 @@ Read from the matching module's attention at its temperature β, the importance 
 patch and the mean sound points away from the source: on scenes its AUC is below one half.)
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,22 +42,26 @@ class Maps:
 @torch.inference_mode()
 def localise(cav: CAV, avm: AVM, inputs: Inputs, path: Path, found: Iterable[Window]) -> Maps:
     """Maps of the windows in which there are both picture and sound, from windows at the same times."""
-    waiting: dict[float, dict[str, Window]] = {}
-    rows: list[tuple[Tensor, ...]] = []
-    for window in found:
-        pair = waiting.setdefault(window.start, {})
-        pair[window.kind] = window
-        if len(pair) == 2:
-            rows.append(_maps(cav, avm, inputs, *waiting.pop(window.start).values()))
+    rows = [_maps(cav, avm, inputs, video, audio) for video, audio in pairs(found)]
     if not rows:
         raise ClipError(path, "no window with picture and sound", "a heat map needs both: give another file")
     rows.sort(key=lambda row: float(row[-2]))
     return Maps(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
-def _maps(cav: CAV, avm: AVM, inputs: Inputs, *pair: Window) -> tuple[Tensor, ...]:
-    by_kind = {window.kind: window for window in pair}
-    video, audio, device = by_kind["video"], by_kind["audio"], next(cav.parameters()).device
+def pairs(found: Iterable[Window]) -> Iterator[tuple[Window, Window]]:
+    """The windows of picture and of sound that begin at the same time."""
+    waiting: dict[float, dict[str, Window]] = {}
+    for window in found:
+        pair = waiting.setdefault(window.start, {})
+        pair[window.kind] = window
+        if len(pair) == 2:
+            del waiting[window.start]
+            yield pair["video"], pair["audio"]
+
+
+def _maps(cav: CAV, avm: AVM, inputs: Inputs, video: Window, audio: Window) -> tuple[Tensor, ...]:
+    device = next(cav.parameters()).device
     pixels = inputs.crop(video.data[None]).to(device)
     spectrogram = inputs.spectrogram(audio.data[None], torch.tensor([len(audio.data)])).to(device)
     qk = score(cav, avm, cav.patches_a(spectrogram), cav.patches_v(pixels)).qk

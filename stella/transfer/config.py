@@ -14,7 +14,7 @@ from stella.data.stream import StreamConfig
 from stella.data.tasks import SizedConfig
 from stella.errors import ConfigError
 from stella.media.inputs import PATCH, PER_SECOND, Inputs
-from stella.model.weights import Loaded, from_anywhere
+from stella.model.weights import Loaded, from_anywhere, inputs_for
 from stella.rng import seed_for
 from stella.runs.config import EvaluateConfig
 from stella.train.config import TrainConfig
@@ -130,7 +130,8 @@ def transfer_config(task: str, data: Mapping[str, Any] | None = None, values: Se
 
 def settle(config: TransferConfig, loaded: Loaded, digest: str) -> TransferConfig:
     """The configuration with what follows from the model: sizes of the data and the stream, and the file's digest."""
-    model, data = loaded.model.config, config.data.absolute().alike(loaded.inputs)
+    model = loaded.model.config
+    data = config.data.absolute().alike(loaded.inputs or inputs_for(model))
     frames = data.inputs().frames
     if frames != model.frames:
         raise ConfigError(f"the clips have {frames} frames and the model takes {model.frames}; set data.frames")

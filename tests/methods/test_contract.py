@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -125,7 +126,8 @@ def test_learns(trained: Trained) -> None:
         return
     for names, share in ((["recon_a", "recon_v"], 0.95), (["contrastive"], 0.9), (["loss"], 0.95)):
         found = [sum(parts[each] for each in names) for parts in trained.parts]
-        assert sum(found[-4:]) < share * sum(found[:4]), names
+        first = found[:1] if trained.name == "esmer" else found[:4]  # then it weighs clips less until μ has grown
+        assert fmean(found[-4:]) < share * fmean(first), names
     assert trained.after < 0.99 * trained.before  # moving averages are slow
 
 
