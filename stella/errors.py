@@ -4,7 +4,7 @@ What a message quotes may come from anywhere; `plain` makes it safe to print. `n
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -21,6 +21,11 @@ def plain(text: object) -> str:
 def number_of(count: int, noun: str) -> str:
     """`1 clip`, `2,000 clips`, `3 classes`."""
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun[-1] in 'sx' else 's'}"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """`a, b and 3 more`: at most so many of these."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def one_line(error: BaseException) -> str:

@@ -63,18 +63,19 @@ def classify(
     device: DeviceName = None,
 ) -> None:
     """Say what is seen and heard in each file: the classes that `stella transfer classify` learnt."""
+    from rich.progress import track
     from rich.table import Table
     from rich.text import Text
 
-    from stella.data.folder import find_videos
+    from stella.data.folder import VIDEO_SUFFIXES
+    from stella.embed.vectors import media_files
     from stella.errors import ClipError
     from stella.transfer.classifier import Classifier, classify_each, write_csv
 
-    judge = Classifier(run, device)
-    given = [[path / name for name in find_videos(path)] if path.is_dir() else [path] for path in files]
-    every = list(dict.fromkeys(path for paths in given for path in paths))
+    judge, found = Classifier(run, device), media_files(files, VIDEO_SUFFIXES)
     table, kept, bad = Table("file", "windows", "best classes"), [], 0
-    for path, answers in classify_each(judge, every, overlap):
+    answered = classify_each(judge, found, overlap)
+    for path, answers in track(answered, "classifying", len(found), console=console, disable=not console.is_terminal):
         if isinstance(answers, ClipError):
             say(f"skipped {answers}", "yellow")
             bad += 1
@@ -84,7 +85,7 @@ def classify(
         said = ", ".join(f"{judge.classes[int(number)]} {100 * float(score):.0f}%" for score, number in best)
         table.add_row(Text(plain(path.name)), str(len(answers.start)), Text(plain(said)))
     if not kept:
-        raise StellaError(f"none of {number_of(len(every), 'file')} could be classified; see the reasons above")
+        raise StellaError(f"none of {number_of(len(found), 'file')} could be classified; see the reasons above")
     write_csv(out, judge.classes, kept)
     console.print(table)
     used = number_of(len(kept), "file")

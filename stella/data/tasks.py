@@ -156,19 +156,19 @@ def recordings(source: View) -> list[str | None]:
 
 def of_every_class(held: Set[str], ranked: Sequence[str], clips: Iterable[tuple[str, str | None]]) -> set[str]:
     """The recordings that are held out, changed so that a class of several has one on either side, and a class of one
-    is learnt from. `ranked` are all in the order of being held out, `clips` have a recording and a class each."""
+    is learnt from.
+
+    `ranked` are all recordings, the first to be held out first; `clips` are a recording and a class each.
+    """
     by_class: dict[str | None, set[str]] = {}
     for recording, name in clips:
         by_class.setdefault(name, set()).add(recording)
-    found = set(held)
+    found, rank = set(held), {name: number for number, name in enumerate(ranked)}
     for own in by_class.values():
-        first, *others = (name for name in ranked if name in own)
-        if not others:
-            found.discard(first)
-        elif not found & own:
-            found.add(first)
+        if len(own) > 1 and not found & own:
+            found.add(min(own, key=rank.__getitem__))
         elif found >= own:
-            found.discard(others[-1])
+            found.discard(max(own, key=rank.__getitem__))
     return found
 
 
@@ -313,16 +313,13 @@ class FilesConfig(SourceConfig):
     def _learnt_and_tested(self, task: str) -> tuple[View, View]:
         if task != "classify" or self.eval_path is not None:
             return super()._learnt_and_tested(task)
-        every = join([source for _, source in self.all_tasks()])
-        chosen = {
-            str(name) for name in recordings(join([source for _, source in self.eval_tasks()]))
-        }  # at most so many
+        every, usually = (join([source for _, source in tasks]) for tasks in (self.all_tasks(), self.eval_tasks()))
         names = list(map(str, recordings(every)))
         places = {name: place(self.seed, name) for name in names}
         ranked = sorted(places, key=lambda name: (places[name], name))
         usual = {name for name in ranked if places[name] < self.eval_share}
         held = of_every_class(usual, ranked, zip(names, names_of(every, range(len(every))), strict=True))
-        tested = held & chosen | held - usual
+        tested = held & set(recordings(usually)) | held - usual  # of those held out as usual, at most `eval_clips`
         learnt = part(every, [index for index, name in enumerate(names) if name not in held])
         return learnt, part(every, [index for index, name in enumerate(names) if name in tested])
 

@@ -16,9 +16,9 @@ from stella.files import whole
 from stella.media.windows import KINDS
 
 
-def media_files(given: Sequence[Path]) -> list[Path]:
-    """The files themselves, and the video and sound files below folders, each once."""
-    found = [[path / name for name in find_videos(path, MEDIA_SUFFIXES)] if path.is_dir() else [path] for path in given]
+def media_files(given: Sequence[Path], suffixes: Sequence[str] = MEDIA_SUFFIXES) -> list[Path]:
+    """The files themselves, and those with these suffixes below folders, each once."""
+    found = [[path / name for name in find_videos(path, suffixes)] if path.is_dir() else [path] for path in given]
     return list(dict.fromkeys(file for files in found for file in files))
 
 

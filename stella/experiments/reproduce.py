@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stella.bench.measure import bench
-from stella.errors import StellaError
+from stella.errors import StellaError, some_of
 from stella.experiments.downstream import show_downstream, transfer_all
 from stella.experiments.fading import fading
 from stella.experiments.figures import GAP, draw, draw_pairs
@@ -132,8 +132,7 @@ def show(name: str, results: Path | str, console: Console, overrides: Sequence[s
     unknown = [each for each in unknown if each != INITIAL]
     page = results.with_name("reproduce.md" if results.name == "results.csv" else f"{results.stem}.md")
     if len(unknown) > sum(map(bool, found.values())):
-        some = ", ".join(unknown[:SHOWN]) + (f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
-        raise StellaError(f"{results} is not of {name}: it has {some}; give another file or name")
+        raise StellaError(f"{results} is not of {name}: it has {some_of(unknown, SHOWN)}; give another file or name")
     lines = [line for rows in found.values() for line in rows]
     check_columns(name, results, lines, MEASURED if recipe.speed else ("A",))
     _check_table(name, page)

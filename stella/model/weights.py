@@ -8,7 +8,7 @@ and mis-shaped tensors listed. What a format does not have keeps its initial val
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stella.config import build, differences, to_tree
-from stella.errors import ConfigError
+from stella.errors import ConfigError, some_of
 from stella.files import read_json, write_bytes
 from stella.media.inputs import Inputs, derived
 from stella.model.avm import AVM
@@ -262,7 +262,7 @@ def _open(path: Path) -> WeightFile:
         if any(name.startswith(mark) for name in state):
             return WeightFile(path, format_, state, {})
     raise WeightsError(
-        f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {_some(state)}; "
+        f"{path} is none of the known formats ({', '.join([OURS, *FORMATS])}): it holds {some_of(list(state), 6)}; "
         "bring one of these, or its state_dict under these names"
     )
 
@@ -368,15 +368,10 @@ def _check(file: WeightFile, what: str, state: State, module: nn.Module, initial
         ],
     }
     if any(wrong.values()):
-        found = "; ".join(f"{kind}: {_some(names)}" for kind, names in wrong.items() if names)
+        found = "; ".join(f"{kind}: {some_of(list(names), 6)}" for kind, names in wrong.items() if names)
         raise WeightsError(
             f"{file.path} ({file.format}) does not fit {what}: {found}; choose the file or the sizes that match"
         )
-
-
-def _some(names: Iterable[str], most: int = 6) -> str:
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _sizes(state: State) -> dict[str, int]:

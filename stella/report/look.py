@@ -12,7 +12,7 @@ from stella.data.mirror import opened
 from stella.data.packed import HEADER, Packed
 from stella.data.shards import Shards
 from stella.data.tasks import recording_of
-from stella.errors import ClipError, number_of, skippable
+from stella.errors import ClipError, number_of, skippable, some_of
 from stella.files import is_address
 from stella.media.decode import Plan, read_duration
 from stella.media.odd import SILENT, STILL, oddities
@@ -85,11 +85,8 @@ def look(source: Source, clips: int) -> Iterator[Seen | ClipError]:
 
 def told(seen: Sequence[Seen], source: Source) -> list[str]:
     """Sentences about what is odd."""
-    lines = []
-    for what in (SILENT, STILL):
-        if names := [each.name for each in seen if what in each.remarks]:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            lines.append(f"{len(names)} of {len(seen)} {what}: {shown}")
+    odd = {what: [each.name for each in seen if what in each.remarks] for what in (SILENT, STILL)}
+    lines = [f"{len(names)} of {len(seen)} {what}: {some_of(names, 3)}" for what, names in odd.items() if names]
     lengths = {recording_of(each.name): each.seconds or 0.0 for each in seen}
     longer = {name: seconds for name, seconds in lengths.items() if seconds > 1.5 * PLAN.duration}
     if longer and isinstance(source, Folder | Videos):

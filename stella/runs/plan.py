@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stella.columns import bytes_per_clip
 from stella.data.stream import StreamConfig
 from stella.data.tasks import Tasks
-from stella.errors import number_of
+from stella.errors import number_of, some_of
 from stella.memory import Memory
 
 FEW_STEPS = 100  # fewer teach a model next to nothing
@@ -55,5 +55,4 @@ def few_steps(steps: int, remedy: str, since: str = "") -> list[str]:
 def few_clips(judged: Sequence[tuple[str, int]]) -> list[str]:
     """A line if some of these have too few clips to measure with."""
     few = [f"{name} ({count})" for name, count in judged if count < FEW_CLIPS]
-    shown = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
-    return [f"few clips to evaluate on: {shown}; figures of so few say little"] if few else []
+    return [f"few clips to evaluate on: {some_of(few, 3)}; figures of so few say little"] if few else []

@@ -9,7 +9,7 @@ from torch import Tensor
 from stella.clip import Batch, Clip, Labels, Source, clip_of, labels_of, location_of, names_of
 from stella.data.downstream import Parts
 from stella.data.views import has_windows
-from stella.errors import StellaError, number_of
+from stella.errors import StellaError, number_of, some_of
 from stella.model.heads import classifier
 from stella.transfer.base import Columns, Downstream, joint_means
 from stella.transfer.metrics import accuracy, mean_average_precision
@@ -59,12 +59,13 @@ class Classify(Downstream):
 
 def untested(parts: Parts) -> list[str]:
     """A line if no test clip has some of the classes."""
-    found = {name for each in labels_of(parts.test, range(len(parts.test))) for name in (each.name, *each.others)}
+    rows = range(len(parts.test))
+    found: set[str | None] = set(names_of(parts.test, rows))
+    if parts.several:
+        found.update(name for labels in labels_of(parts.test, rows) for name in labels.others)
     missing = [name for name in parts.classes if name not in found]
-    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-    return (
-        [f"without test clips: {len(missing)} of {number_of(len(parts.classes), 'class')} ({shown})"] if missing else []
-    )
+    of = number_of(len(parts.classes), "class")
+    return [f"without test clips: {len(missing)} of {of} ({some_of(missing, 5)})"] if missing else []
 
 
 def over_windows(judged: Columns) -> tuple[Tensor, Tensor]:
@@ -75,11 +76,11 @@ def over_windows(judged: Columns) -> tuple[Tensor, Tensor]:
     return sums, target.new_empty(len(clips), *target.shape[1:]).index_copy_(0, place, target)
 
 
-class Tag(Classify):
+class MultiLabel(Classify):
     """Classification where a clip may have several classes: binary cross-entropy for each. Classes that no training
     clip has are left out."""
 
-    title = "Classification, several classes a clip"
+    title = "Multi-label classification"
     figure = "map"
 
     def targets(self, ids: Tensor, source: Source) -> Tensor:

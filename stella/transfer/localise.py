@@ -37,10 +37,15 @@ def read(source: Source) -> Source:
     return masked(source, sounding=True)
 
 
+def counted(batch: Batch) -> Tensor:
+    """Which frames of a batch of `read` have a figure, bool [B, T]: those with a known mask that is not empty."""
+    mask, known = (batch.video[:, :, channel].flatten(2).amax(2) for channel in (3, 4))
+    return (known > 127) & (mask > 0)
+
+
 def judged(model: CAV, avm: AVM | None, batch: Batch) -> Columns:
     """The cIoU of each frame that counts, [N], with the regions of the benchmark and with adaptive ones."""
-    frames, mask, known = batch.video[:, :, :3], batch.video[:, :, 3] / 255, batch.video[:, :, 4]
-    counts = (known.flatten(2).amax(2) > 127) & (mask.flatten(2).amax(2) > 0)
+    frames, mask, counts = batch.video[:, :, :3], batch.video[:, :, 3] / 255, counted(batch)
     maps = sound_maps(model, avm, Batch(frames, batch.audio, batch.ids)).float()
     maps = F.interpolate(maps, size=mask.shape[-2:], mode="bilinear", align_corners=False)
     predicted, true = maps[counts], mask[counts]

@@ -19,6 +19,7 @@ from stella.evaluate.retrieval import ranks
 from stella.files import write_text
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.classify import over_windows
+from stella.transfer.localise import counted
 
 ANSWERS, CLASSES = "predictions.csv", "classes.csv"
 ROW = "row"  # the column with the ids of the clips that the other columns are of
@@ -51,8 +52,7 @@ def _places(columns: Columns) -> Columns:
 
 def localised(batch: Batch) -> Columns:
     """Which pictures of a batch have a figure of `localise.judged`."""
-    mask, known = (batch.video[:, :, channel].flatten(2).amax(2) for channel in (3, 4))
-    return _pictures(batch.ids, (known > 127) & (mask > 0))
+    return _pictures(batch.ids, counted(batch))
 
 
 def _pictures(ids: torch.Tensor, counts: torch.Tensor) -> Columns:

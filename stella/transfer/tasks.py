@@ -2,7 +2,7 @@
 
 from stella.data.downstream import Parts
 from stella.transfer.base import Downstream
-from stella.transfer.classify import Classify, Events, Tag
+from stella.transfer.classify import Classify, Events, MultiLabel
 from stella.transfer.localise import FIGURE
 from stella.transfer.matching import MatchingModule
 from stella.transfer.retrieval import Retrieval
@@ -19,7 +19,7 @@ TASKS: dict[str, type[Downstream]] = {
 
 def task_of(name: str, parts: Parts) -> type[Downstream]:
     """The task on these clips."""
-    return Tag if name == "classify" and parts.several else TASKS[name]
+    return MultiLabel if name == "classify" and parts.several else TASKS[name]
 
 
 FIRST = {name: task.figure for name, task in TASKS.items()} | {"localise": FIGURE}

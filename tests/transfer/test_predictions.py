@@ -1,7 +1,6 @@
 """The tables with the answer for each test clip: their rows, their names, and that the figures follow from them."""
 
 import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from helpers import downstream
+from helpers.downstream import small_weights
 from typer.testing import CliRunner
 
 from stella.cli import app
@@ -19,30 +19,19 @@ from stella.data.scenes import Scenes, ScenesConfig
 from stella.data.scenes.source import SceneSegments
 from stella.data.views import join, part
 from stella.errors import ClipError
-from stella.model import weights
-from stella.model.avm import AVM
-from stella.model.cav import CAV, preset
 from stella.runs.training import RunResult
-from stella.transfer.config import transfer_config
 from stella.transfer.predictions import ANSWERS, CLASSES, id_of, write_answers
-from stella.transfer.run import transfer
 
 SMALL = ("data.tasks=['task1']", "data.clips=6", "data.eval_clips=5", "stream.batch_size=4", "train.device=cpu")
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of a few patches, with a matching module."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    torch.manual_seed(0)
-    config = preset("tiny", image_size=32, spec_frames=64)
-    weights.save(path, CAV(config), AVM(config.dim, config.heads))
-    return path
+    return small_weights(tmp_path_factory.mktemp("weights") / "small.safetensors")
 
 
 def go(task: str, file: Path, run: Path, *more: str) -> RunResult:
-    given = [f"weights.source={file}", *SMALL, "stream.epochs=1", "evaluate.batch=3", "warmup_epochs=0", *more]
-    return transfer(transfer_config(task, None, given), run, console=Console(file=io.StringIO()))
+    return downstream.go(task, file, run, *SMALL, "stream.epochs=1", "evaluate.batch=3", "warmup_epochs=0", *more)
 
 
 def table(path: Path) -> list[dict[str, str]]:

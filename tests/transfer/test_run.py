@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import downstream
+from helpers.downstream import small_weights
 from helpers.dying import child
 from helpers.small import same
 from rich.console import Console
@@ -23,8 +25,6 @@ from stella.data.scenes import Scenes, ScenesConfig
 from stella.errors import ClipError, StellaError
 from stella.files import read_json, read_lines
 from stella.model import weights
-from stella.model.avm import AVM
-from stella.model.cav import CAV, preset
 from stella.report.predictions import _draw_events, predictions_sheet
 from stella.runs import progress
 from stella.runs.folder import RunFolder
@@ -42,17 +42,11 @@ SMALL = ("data.tasks=['task1']", "data.clips=12", "data.eval_clips=8", "stream.b
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of a few patches, with a matching module."""
-    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
-    torch.manual_seed(0)
-    config = preset("tiny", image_size=32, spec_frames=64)
-    weights.save(path, CAV(config), AVM(config.dim, config.heads))
-    return path
+    return small_weights(tmp_path_factory.mktemp("weights") / "small.safetensors")
 
 
 def go(task: str, file: Path | str, run: Path, *more: str, again: bool = False) -> RunResult:
-    config = transfer_config(task, None, [f"weights.source={file}", *SMALL, "stream.epochs=2", *more])
-    return transfer(config, run, resume=again, console=Console(file=io.StringIO()))
+    return downstream.go(task, file, run, *SMALL, "stream.epochs=2", *more, again=again)
 
 
 def trained(task: str, file: Path, run: Path, *more: str) -> TransferRun:

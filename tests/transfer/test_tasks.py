@@ -277,7 +277,7 @@ def test_figures_of_masks_are_those_of_all_pictures_or_means_over_batches_as_in_
 
 def test_classes_without_test_clips_are_named() -> None:
     scenes = Scenes("task1", "eval", 4)
-    parts = Parts(scenes, scenes, Several(scenes, ["a", "b c"]), tuple("abcdefghij"))
+    parts = Parts(scenes, scenes, Several(scenes, ["a", "b c"]), tuple("abcdefghij"), several=True)
     assert untested(parts) == ["without test clips: 7 of 10 classes (d, e, f, g, h and 2 more)"]
     assert not untested(replace(parts, classes=tuple("abc")))
 

@@ -12,8 +12,8 @@ from stella.errors import StellaError
 from stella.media.stills import read_mask, read_picture, read_sound
 
 PICTURES = 5  # of a video, one a second
-LATE = 15 / 16  # seconds into its second, of each
-SOUND = 5.12  # seconds, at most
+SHOWN_AT = 15 / 16  # of each second: when its picture was taken
+SOUND = 5.12  # seconds of sound, at most
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 
 
@@ -78,7 +78,7 @@ class Frames:
         blank = next(torch.zeros_like(mask) for mask in masks if mask is not None)
         mask = torch.stack([blank if each is None else each for each in masks])
         wav = self.root / "audio_wav" / self.split / category / f"{name}.wav"
-        middle = first + (self.frames - 1) / 2 + LATE
+        middle = first + (self.frames - 1) / 2 + SHOWN_AT
         start = min(max(middle - self.duration / 2, 0.0), max(PICTURES - self.duration, 0.0))
         sound = heard(read_sound(wav, min(self.duration, SOUND), start), wav)
         labels = Labels(category or None, None, mask, masked=torch.tensor(known))

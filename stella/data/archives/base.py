@@ -147,9 +147,11 @@ def find_named(folder: Path) -> dict[str, Path]:
 
 def find_some(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Where the videos of these names are, as far as they are below a folder; at least one must be."""
+    if not names:
+        return {}
     found = find_named(folder)
     here = {name: found[name] for name in names if name in found}
-    if names and not here:
+    if not here:
         raise StellaError(f"{folder} has none of {number_of(len(names), 'listed video')}; check data.path")
     return here
 

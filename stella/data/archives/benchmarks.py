@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from stella.clip import Device, Labels, Source
+from stella.clip import Device, Labels, Source, labels_of, names_of
 from stella.data.accounts import LISTED
 from stella.data.archives.base import Item, Videos
 from stella.data.archives.rows import MOST_TEST, TASKED, Row, chosen, class_in, read_rows, tasks_of
@@ -19,7 +19,7 @@ from stella.data.material import Wanted, start_in
 from stella.data.mirror import opened
 from stella.data.shards import Entry, Shards, stated_seconds
 from stella.data.tasks import ONLY_TASK, SizedConfig, Tasks
-from stella.data.views import join, part
+from stella.data.views import View, join, part
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import is_address, read_json
 from stella.media.decode import Plan
@@ -128,18 +128,28 @@ class ListedConfig(SizedConfig):
         return self.eval_tasks() if evaluation else self.train_tasks()
 
     def downstream(self, task: str) -> Parts:
-        """Classification is tested on all test clips, not on the gallery alone, if their class has training clips."""
         parts = super().downstream(task)
         if task != "classify":
             return parts
-        known, named = self.known(), self.task_classes()
-        classes = tuple(label for name in self.tasks or named for label in named[name]) or parts.classes
         if self.several:
-            classes = tuple(sorted({name for row in known.rows if row.split == "train" for name in row.classes}))
-        test = [index for _, clips in self._tasks(known, "test") for index in clips]
-        if not self.several:
-            test = [index for index in test if class_in(known.rows[index], self.benchmark)[0] in classes]
-        return replace(parts, test=part(known.source, test), classes=classes, several=self.several)
+            learnt = (
+                each for source in (parts.train, parts.validation) for each in labels_of(source, range(len(source)))
+            )
+            names = {name for labels in learnt for name in (labels.name, *labels.others) if name is not None}
+            return replace(parts, classes=tuple(sorted(names)), several=True)
+        known = self.task_classes()
+        classes = tuple(label for name in self.tasks or known for label in known[name]) or parts.classes
+        named = enumerate(names_of(parts.test, range(len(parts.test))))
+        test = part(parts.test, [index for index, name in named if name in classes])
+        return replace(parts, test=test, classes=classes)
+
+    def _learnt_and_tested(self, task: str) -> tuple[View, View]:
+        """Classification is tested on all test clips, not on the gallery alone."""
+        if task != "classify":
+            return super()._learnt_and_tested(task)
+        known = self.known()
+        train, test = ([i for _, clips in self._tasks(known, split) for i in clips] for split in ("train", "test"))
+        return part(known.source, train), part(known.source, test)
 
     def remarks(self) -> list[str]:
         """How many training clips each task has, of how many that the lists name, beside the paper's own number."""

@@ -33,6 +33,7 @@ from stella.media.decode import read_duration
 from stella.media.files import open_media
 from stella.media.stills import read_picture, read_sound, squeezed
 
+TIME_LIMIT = 30.0  # seconds to open a file
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in shares of the picture
 
 
@@ -128,7 +129,7 @@ class Boxed:
 
     def __getitem__(self, index: int) -> Clip:
         clip = self.videos[index]
-        video, shares = squeezed(clip.video), kept(self.videos.items[index].path, clip.video)
+        video, shares = squeezed(clip.video), shown_shares(self.videos.items[index].path, clip.video)
         mask = box_mask([_zoomed(box, *shares) for box in self.boxes[index]], *video.shape[2:])
         if not mask.any():
             raise ClipError(self.location(index), "no box inside the picture", "leave this clip out")
@@ -141,12 +142,12 @@ class Boxed:
         return self.videos.location(index)
 
 
-def kept(path: Path, video: Tensor) -> tuple[float, float]:
+def shown_shares(path: Path, video: Tensor) -> tuple[float, float]:
     """The shares of a file's width and height that its frames show: very wide and very tall ones are cropped."""
     height, width = video.shape[-2:]
     if max(width, height) < (ASPECT_MOST - 0.1) * min(width, height):
         return 1.0, 1.0
-    with readable(path) as file, open_media(file, time.monotonic() + 30.0) as container:
+    with readable(path) as file, open_media(file, time.monotonic() + TIME_LIMIT) as container:
         stream = container.streams.video[0]
         wide = stream.width * float(stream.sample_aspect_ratio or 1) / stream.height
     share = min(1.0, ASPECT_MOST / max(wide, 1 / wide))
