@@ -1,6 +1,7 @@
 """The runs of a reproduction as a plan for `room.py`, seed by seed.
 
     python benchmarks/room_plan.py table1-full model.weights=base-full.safetensors train.compile=on > plan.json
+    python benchmarks/room_plan.py table1 --only esmer,esmer-dct > plan.json
 
 `key.sub=value` changes all runs, as in `stella reproduce`: a variant's own value wins.
 """
@@ -13,11 +14,13 @@ from typing import Any
 from stella.experiments.recipe import Recipe, load
 
 
-def plan(name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool) -> Iterator[dict[str, Any]]:
-    """With `end`, slow weights are evaluated after the last task alone."""
+def plan(
+    name: str, recipe: Recipe, seeds: int, values: Sequence[str], end: bool, only: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Of the variants in `only`. With `end`, slow weights are evaluated after the last task alone."""
     for seed in range(recipe.first_seed, recipe.first_seed + seeds):
         for at, order in recipe.orders.items():
-            for of in recipe.variants:
+            for of in only:
                 tasks = json.dumps(recipe.config(at, of, values).data.tasks)
                 given = [*values, f"seed={seed}", *([f"data.tasks={tasks}"] if order.tasks else [])]
                 given += [value for layer in recipe.own(at, of) for value in layer]
@@ -36,10 +39,14 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("values", nargs="*")
     parser.add_argument("--seeds", type=int, help="how many; as many as the recipe says")
+    parser.add_argument("--only", help="variants, with commas between them; all")
     parser.add_argument("--slow-at-the-end", action="store_true")
     given = parser.parse_intermixed_args()
     recipe = load(given.recipe)
-    runs = plan(given.recipe, recipe, given.seeds or recipe.seeds, given.values, given.slow_at_the_end)
+    only = given.only.split(",") if given.only else list(recipe.variants)
+    if unknown := ", ".join(of for of in only if of not in recipe.variants):
+        parser.error(f"{given.recipe} has no {unknown}")
+    runs = plan(given.recipe, recipe, given.seeds or recipe.seeds, given.values, given.slow_at_the_end, only)
     print("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]")
 
 

@@ -6,7 +6,8 @@ RUNS/downstream is the folder of `room.py --runs` for the recipe `downstream`. A
 run that is finished, and stays with one task as long as it can, since it renders the clips of a task once.
 `stella reproduce downstream --out RUNS` then finds the tests finished; RUNS/fading, a link to RUNS/downstream, has the
 matching modules that `stella reproduce fading --out RUNS` needs.
-RUNS/references has the same tests of weights that no method has trained.
+RUNS/references has the same tests of weights that no method has trained. --only esmer,mir: the tests of these variants
+alone.
 """
 
 import argparse
@@ -31,9 +32,12 @@ REFERENCES = ("base-wide", "random:tiny")
 Test = tuple[TransferConfig, Path, RunFolder | None]  # the last is the run whose weights are tested
 
 
-def all_tests(folder: Path, seeds: range) -> list[Test]:
+def all_tests(folder: Path, seeds: range, only: list[str]) -> list[Test]:
     recipe, configs, here = load("downstream"), runs("downstream"), folder / "downstream"
-    found: list[Test] = [(c, to, RunFolder(to.parent)) for _, c, to in tests(recipe, configs, seeds, here)]
+    some = {f"original/{of}": configs[f"original/{of}"] for of in only} or configs
+    found: list[Test] = [(c, to, RunFolder(to.parent)) for _, c, to in tests(recipe, some, seeds, here)]
+    if only:
+        return found
     for seed in seeds:
         run = here / "original" / "derpp" / f"seed-{seed}"
         own = replace(configs["original/derpp"], seed=seed)
@@ -56,10 +60,10 @@ def claimed(claims: Path, test: Test) -> bool:
     return True
 
 
-def work(folder: Path, seeds: range, number: int, seconds: float) -> None:
+def work(folder: Path, seeds: range, only: list[str], number: int, seconds: float) -> None:
     began, claims = time.monotonic(), folder / "claims"
     claims.mkdir(parents=True, exist_ok=True)
-    waiting = all_tests(folder, seeds)
+    waiting = all_tests(folder, seeds, only)
     kinds = list(dict.fromkeys(config.task for config, *_ in waiting))
     kind = kinds[number % len(kinds)]
     while waiting and time.monotonic() - began < seconds:
@@ -85,7 +89,8 @@ if __name__ == "__main__":
     parser.add_argument("runs", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--number", type=int, default=0)
+    parser.add_argument("--only", default="", help="variants, with commas between them; all, and the references")
     parser.add_argument("--seconds", type=float, default=1e9)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    work(given.runs, range(given.seeds), given.number, given.seconds)
+    work(given.runs, range(given.seeds), list(filter(None, given.only.split(","))), given.number, given.seconds)

@@ -55,6 +55,15 @@ def test_development_keeps_its_seeds_and_slow_weights_may_wait(
     assert {run["slow"] for run in runs} == {"end"}
 
 
+def test_a_plan_may_have_some_rows_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    every = planned(capsys, monkeypatch, "table1")
+    some = planned(capsys, monkeypatch, "table1", "--only", "esmer,esmer-dct")
+    assert some == [run for run in every if run["set"][0] == "method=esmer"] and len(some) == 20
+    with pytest.raises(SystemExit):
+        planned(capsys, monkeypatch, "table1", "--only", "esmer,none")
+    assert "table1 has no none" in capsys.readouterr().err
+
+
 def test_runs_that_are_in_a_table_are_left_out(tmp_path: Path) -> None:
     room = importlib.import_module("room")
     plan = [{"label": label, "set": ["method=er", f"seed={seed}"]} for label in ("a", "b") for seed in (1, 10)]
