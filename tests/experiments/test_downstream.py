@@ -58,7 +58,13 @@ def test_in_80_columns_no_command_and_no_folder_of_the_listing_is_cut() -> None:
 def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:
     recipe = load("downstream")
     rows = [
-        {"name": f"original/{name}", "task": task, "seed": seed, "value": value + seed, "without_looking": "chance=4.2"}
+        {
+            "name": f"original/{name}",
+            "task": task,
+            "seed": seed,
+            "value": value + seed,
+            "without_looking": f"chance=4.20 majority={10 * seed}.00",  # of other clips, if some cannot be used
+        }
         for name, value in (("er", 50.0), ("stella", 60.0))
         for task in recipe.transfer
         for seed in (0, 1)
@@ -75,7 +81,7 @@ def test_the_table_has_the_paper_s_figures_beside_ours(tmp_path: Path) -> None:
     (tmp_path / "downstream.csv").write_text(to_csv(rows))
     console = Console(width=200, record=True, file=io.StringIO())
     show_downstream("downstream", recipe, tmp_path / "results.csv", console)
-    assert "Without looking, classify: chance=4.2" in " ".join(console.export_text().split())
+    assert "Without looking, classify: chance=4.20 majority=5.00." in " ".join(console.export_text().split())
     assert "| ER | 2 | 50.5 ± 0.7 | 57.09 |" in (tmp_path / "downstream.md").read_text()
 
 
