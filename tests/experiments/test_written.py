@@ -49,7 +49,7 @@ def test_the_page_has_every_row_of_the_results(page: str, order: str, heading: s
         assert {figure: row[at] for figure, at in CELLS.items()} == {f: written(rows, f) for f in CELLS}, name
 
 
-PLAIN = {"Finetune": "finetune", "ER": "er", "CLS-ER": "cls_er", "DER++": "derpp", "STELLA": "stella"}
+PLAIN = {"Finetune": "finetune", "ER": "er", "CLS-ER": "cls_er", "MIR": "mir", "DER++": "derpp", "STELLA": "stella"}
 PLAIN |= {"STELLA+": "stella_plus", "DER++ with unlimited memory": "derpp-unlimited"}
 PLAIN |= {"Multitask (all tasks at once)": "multitask"}
 CODED = {"ER with three past clips for each current one": "er-dct-3", "Chorus** (three too)": "chorus"}
@@ -72,15 +72,15 @@ def test_the_readme_has_the_same_figures() -> None:
 SETTINGS = [("table1", "original"), ("table1", "shuffled"), ("table1-small", "original"), ("table1-full", "original")]
 NAMES = PLAIN | {"Multitask": "multitask", "ER, codec": "er-dct", "ER, codec, three past clips": "er-dct-3"}
 NAMES |= {"Chorus**, codec": "chorus", "MIR, codec": "mir-dct"}
-NAMES |= {"DER++, codec": "derpp-dct", "STELLA+, codec": "stella_plus-dct"}
+NAMES |= {"DER++, codec": "derpp-dct", "STELLA+, codec": "stella_plus-dct", "STELLA, codec": "stella-dct"}
 
 
 def test_the_readme_has_the_figures_of_every_setting() -> None:
     shown = table("../README.md", "| | as above |")
     for label, row in shown.items():
         expected = [written(results(page).get(f"{order}/{NAMES[label]}", []), "A") for page, order in SETTINGS]
-        assert row == [cell.replace("–", "") for cell in expected], label
-    assert len(shown) == 13
+        assert row == [cell.replace("–", "not run") for cell in expected], label
+    assert len(shown) == 14
 
 
 def test_slow_weights_change_what_is_written() -> None:
@@ -196,12 +196,12 @@ def test_downstream_results_are_written_as_they_are() -> None:
             assert not name or cell == str(spread([line for line in tests[name] if line["task"] == task], "value"))
 
 
-def agreement(page: str, order: str, names: list[str]) -> tuple[str, str]:
+def agreement(page: str, order: str, names: list[str], figure: str = "A") -> tuple[str, str]:
     """Kendall's τ of A with the paper's, and without the two ends."""
     recipe, found = load(page), results(page)
     theirs = {name: paper.row(recipe.orders[order].paper, name, recipe.dataset) for name in names}
     both = {
-        name: (spread(found[f"{order}/{name}"], "A").mean, each.mean("A"))
+        name: (spread(found[f"{order}/{name}"], figure).mean, each.mean("A"))
         for name, each in theirs.items()
         if each and f"{order}/{name}" in found
     }
@@ -215,5 +215,24 @@ def test_the_readme_tells_how_far_the_papers_order_holds() -> None:
     whole, inner = zip(*(agreement(page, order, six) for page, order in SETTINGS), strict=True)
     for said, each in (("Kendall's τ is {} in this order", whole), ("as in the paper, {}. At", inner)):
         assert said.format(f"{', '.join(each[:3])} and {each[3]}") in text
+    slow = [agreement(page, order, six, "slow_A")[0] for page, order in SETTINGS]
+    assert f"with slow weights the six have τ {', '.join(slow[:3])} and {slow[3]}" in text
     (first, inner), (shuffled, ends) = (agreement("table1", order, list(VARIANTS)) for _, order in SETTINGS[:2])
     assert f"τ is {first}, shuffled {shuffled}; without the two ends {inner} and {ends}" in text
+
+
+def test_pages_say_what_a_point_is_of_the_room() -> None:
+    """The studies in table 1's setting, and those of development."""
+    of_table = {name.removeprefix("original/"): spread(rows, "A") for name, rows in results().items()}
+    of_seeds = {name: Spread(each.values[:3]) for name, each in of_table.items()}
+    of_development = {name: spread(rows, "A") for name, rows in read("room/results.csv").items()}
+    pages = {"ablations": of_table, "codec": of_table, "downstream": of_seeds, "chorus": of_development}
+    for page, found in pages.items():
+        text = " ".join((ROOT / "results" / page / "README.md").read_text(encoding="utf-8").split())
+        derpp, unlimited = found["derpp"], found["derpp-unlimited"]
+        said = (
+            f"Finetune {found['finetune'].short}, DER++ {derpp.short}, DER++ with unlimited memory {unlimited.short}, "
+            f"Multitask {found['multitask'].short}"
+        )
+        assert said in text, page
+        assert f"a point of A above DER++ is {100 / (unlimited.mean - derpp.mean):.0f}% of" in text, page
