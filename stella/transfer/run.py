@@ -149,11 +149,11 @@ class TransferRun(Training):
         if part not in self.tables:
             config, views = self.config, self.config.views or 1 if part == "train" else 1
             shared = config.features is not None
-            name = features_key(config, part, fingerprint(source)) if shared else part
+            name = features_key(config, part, fingerprint(getattr(self.parts, part))) if shared else part
             folder = Path(config.features or self.folder.root / "features") / name
             if shared:
                 folder.mkdir(parents=True, exist_ok=True)
-            stream = replace(config.stream, batch_size=config.evaluate.batch, shuffle=False)
+            stream = replace(config.stream, batch_size=config.evaluate.batch, shuffle=False, drop_last=False)
             clips, rows = len(getattr(self.parts, part)), len(source) * views
             each = f", {rows // clips} windows of each" if rows > clips else ""
             say(self.console, f"features of {number_of(clips, 'clip')} to {_PURPOSE[part]}{each}", "dim")

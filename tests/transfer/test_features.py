@@ -1,10 +1,15 @@
-"""Where features are kept, and that a matching module follows its model."""
+"""Where features are kept, and of which clips; that a matching module follows its model."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.downstream import small_weights
+from helpers.media_files import write_video
+from rich.console import Console
 
 from stella.clip import Batch
 from stella.model.avm import AVM
@@ -13,6 +18,8 @@ from stella.model.weights import Loaded
 from stella.transfer import features
 from stella.transfer.config import features_key, transfer_config
 from stella.transfer.features import tabulate
+from stella.transfer.predictions import ANSWERS
+from stella.transfer.run import transfer
 
 META = torch.device("meta")  # a device that is not the CPU, on every machine
 
@@ -88,3 +95,27 @@ def test_a_matching_module_goes_where_its_model_goes() -> None:
     places: set[Any] = {p.device.type for part in (model, avm) if part is not None for p in part.parameters()}
     assert places == {"meta"} and avm is not None
     assert Loaded(CAV(config), None, {}, []).to("cpu")[1] is None
+
+
+def test_shared_features_are_of_the_clips_that_a_run_has(tmp_path: Path) -> None:
+    """Test clips are seen in windows: what wraps them must not hide which they are. No batch is left out."""
+    file = small_weights(tmp_path / "w.safetensors")
+    for number in range(6):
+        write_video(tmp_path / "train" / "ab"[number % 2] / f"{number}.mp4", seed=number)
+
+    def go(run: str, tests: int, *more: str) -> Path:
+        for number in range(tests):
+            write_video(tmp_path / "test" / "ab"[number % 2] / f"{20 - number}.mp4", seed=20 - number)
+        data = {"source": "folder", "path": str(tmp_path / "train"), "eval_path": str(tmp_path / "test")}
+        values = [f"weights.source={file}", "stream.epochs=1", "stream.batch_size=4", "train.device=cpu", *more]
+        transfer(transfer_config("classify", data, values), tmp_path / run, console=Console(file=io.StringIO()))
+        return tmp_path / run
+
+    def answers(run: Path) -> list[dict[str, str]]:
+        return list(csv.DictReader((run / ANSWERS).open(encoding="utf-8")))
+
+    shared = (f"features={tmp_path / 'features'}", "views=1", "stream.augment=true")
+    go("first", 2, *shared, "stream.drop_last=true")
+    second, own = go("second", 4, *shared), go("own", 4, *shared[1:])
+    assert [row["clip"] for row in answers(second)] == [row["clip"] for row in answers(own)]
+    assert len(answers(own)) == 4 and answers(second) == answers(own)
