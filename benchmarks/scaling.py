@@ -38,7 +38,7 @@ from stella.peers import ALONE, Peers, cut
 from stella.rng import generator
 from stella.routes import message
 from stella.runs.config import RunConfig
-from stella.train.distributed import Layout, World
+from stella.train.distributed import BatchSpread, World
 from stella.train.trainer import Trainer
 
 FIELDS = ("place", "method", "processes", "batch", "ms", "clips_per_second", "spread")
@@ -122,13 +122,13 @@ def _waits(peers: Peers, columns: Any, args: argparse.Namespace, ahead: bool) ->
     memory.split(peers)
     clips = {name: torch.zeros(own, *column.shape, dtype=column.dtype) for name, column in columns.items()}
     for _ in range(args.steps):
-        peers.here = Layout(cut(own * peers.count, peers.count), whole=False)
+        peers.spread_now = BatchSpread(cut(own * peers.count, peers.count), replicated=False)
         start = time.perf_counter()
         memory.draw(own)
         waited.append(1e3 * (time.perf_counter() - start))
         memory.add(torch.arange(own), **clips)
         if ahead:
-            memory.draw_ahead()
+            memory.prefetch()
         time.sleep(0.3)
     return statistics.median(waited[5:])
 

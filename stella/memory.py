@@ -7,7 +7,7 @@ with a codec are encoded on the device of their values when they are added, and 
 
 Processes that share a run make the same decisions, from the same generator, and each keeps the slots that are its own
 (slot modulo their number): what the memory holds does not depend on how many there are. Rows travel as they are stored,
-by a `Route`, of which no host has to know. `draw_ahead` lets them travel while the next batch is made.
+by a `Route`, of which no host has to know. `prefetch` lets them travel while the next batch is made.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,18 +55,18 @@ class Memory:
     """
 
     def __init__(
-        self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator, most: int | None = None
+        self, columns: Mapping[str, Column], capacity: int, generator: torch.Generator, max_clips: int | None = None
     ) -> None:
         """On the generator's device, with room for the `most` clips that will be added at most (None: any number)."""
         self.columns = ID | dict(columns)
         self._stored = {name: column.stored for name, column in self.columns.items()}
         self.capacity, self.generator, self.device = capacity, generator, generator.device
-        self.room = capacity if most is None else min(capacity, most)  # rows
+        self.room = capacity if max_clips is None else min(capacity, max_clips)  # rows
         self._seen = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offered = 0  # upper bound of `seen` that is known without waiting for the device
         self._asked = 0  # the largest draw so far
         self._last = 0  # the last draw, as it was asked for
-        self._ahead: _Ahead | None = None
+        self._prefetched: _Prefetched | None = None
         self._commit: Tensor | None = None  # None: every write takes effect
         self.peers = ALONE
 
@@ -134,7 +134,7 @@ class Memory:
 
         Clips for which `admit` (bool [B]) is false are not offered: they do not count as seen.
         """
-        self._undo_ahead()
+        self._cancel_prefetch()
         values = {"id": ids, **columns}
         if values.keys() != self.columns.keys():
             given, kept = ", ".join(values), ", ".join(self.columns)
@@ -151,38 +151,38 @@ class Memory:
         self._write(slots, values, counts)
 
     def draw(self, n: int, each: float = 1.0, to: torch.device | str | None = None) -> MemoryBatch | None:
-        """Draw `each` different clips for each of `n`, or all if fewer are stored; None while the memory is empty.
+        """Draw round(each · n) different clips, at least one, or all that are stored; None while the memory is empty.
 
         They are moved to `to`. (On a GPU the host counts clips as stored that were not admitted, or whose step was
         skipped: while the memory fills, as many more may be drawn than it holds, some of them twice.)
         """
-        self._last = n = max(1, round(each * self.peers.wanted(n)))
+        self._last = n = max(1, round(each * self.peers.total(n)))
         self._asked = max(self._asked, n)
         n, to = min(n, self.offered, self.capacity), self.device if to is None else torch.device(to)
-        ahead = self._ahead
-        if ahead is None or (len(ahead.slots), False) != (n, self.peers.whole):
-            self._undo_ahead()
+        fetched = self._prefetched
+        if fetched is None or self.peers.replicated or len(fetched.slots) != n:
+            self._cancel_prefetch()
             return self._fetch(self._choose(n), to) if n > 0 else None
-        self._ahead = None
-        return self._receive(ahead.slots, ahead.rows, to)
+        self._prefetched = None
+        return self._receive(fetched.slots, fetched.rows, to)
 
-    def draw_ahead(self) -> None:
+    def prefetch(self) -> None:
         """Let the rows of the next draw set out, if processes share it and it will be as large as the last one.
 
         To be called by all of them, after all that a step changes in the memory. No number depends on it.
         """
         n = min(self._last, self.offered, self.capacity)
-        if not self.peers.alone and not self.peers.whole and n >= self.peers.count:
-            self._undo_ahead()
+        if not self.peers.alone and not self.peers.replicated and n >= self.peers.count:
+            self._cancel_prefetch()
             before = self.generator.get_state()
-            self._ahead = _Ahead(*self._send(self._choose(n), self.device), before)
+            self._prefetched = _Prefetched(*self._send(self._choose(n), self.device), before)
 
-    def _undo_ahead(self) -> None:
-        if self._ahead:
-            for arrived in self._ahead.rows.values():
+    def _cancel_prefetch(self) -> None:
+        if self._prefetched:
+            for arrived in self._prefetched.rows.values():
                 arrived()  # their memory is not free before
-            self.generator.set_state(self._ahead.before)
-            self._ahead = None
+            self.generator.set_state(self._prefetched.before)
+            self._prefetched = None
 
     def _choose(self, n: int) -> Tensor:
         """Slots of `n` different clips."""
@@ -193,17 +193,17 @@ class Memory:
 
     def more(self, drawn: MemoryBatch, n: int) -> bool:
         """Whether more than `n` clips were drawn."""
-        return sum(self._counts(len(drawn))) > self.peers.wanted(n)
+        return sum(self._counts(len(drawn))) > self.peers.total(n)
 
-    def most(self, drawn: MemoryBatch, scores: Tensor, n: int) -> MemoryBatch:
+    def top(self, drawn: MemoryBatch, scores: Tensor, n: int) -> MemoryBatch:
         """Those `n` of the drawn clips that have the highest scores [len(drawn)], on the scores' device."""
-        if self.peers.whole:
+        if self.peers.replicated:
             chosen = scores.topk(n).indices
             # The slots follow the choice to its device: the other way round the host would wait.
             slots = drawn.slots.to(scores.device, non_blocking=True)[chosen]
             return MemoryBatch(slots, {name: rows[chosen] for name, rows in drawn.columns.items()})
         counts = self._counts(len(drawn))
-        chosen = self.peers.gather(scores, counts).topk(self.peers.wanted(n)).indices
+        chosen = self.peers.gather(scores, counts).topk(self.peers.total(n)).indices
         return self._fetch(self.peers.gather(drawn.slots, counts)[chosen.to(drawn.slots.device)], scores.device)
 
     def update(self, slots: Tensor, **columns: Tensor) -> None:
@@ -212,7 +212,7 @@ class Memory:
             raise StellaError(
                 f"the memory has no column {', '.join(sorted(unknown))}; it has {', '.join(self.columns)}"
             )
-        self._undo_ahead()
+        self._cancel_prefetch()
         self._check(columns, len(slots))
         counts = self._counts(len(slots))
         slots = self._all(slots.to(self.device), counts)
@@ -223,14 +223,14 @@ class Memory:
         module's are."""
         filled = {name: len(self) if name == "id" else len(self._own(len(self))) for name in self._rows}
         rows = {name: _own_storage(t[: filled[name]].cpu()) for name, t in self._rows.items()}
-        generator = self._ahead.before if self._ahead else self.generator.get_state()
+        generator = self._prefetched.before if self._prefetched else self.generator.get_state()
         return {"plan": self._plan(), "seen": self.seen, "offered": self.offered, "rows": rows, "generator": generator}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Of a state that has the rows of all slots."""
         if changed := differences(state["plan"], self._plan()):
             raise StellaError(f"the memory was saved with other sizes: {'; '.join(changed)}; restore them")
-        self._ahead = None
+        self._prefetched = None
         self._seen.fill_(state["seen"])
         self.offered = state.get("offered", state["seen"])  # older checkpoints lack it
         own = self._own(len(self))
@@ -275,17 +275,17 @@ class Memory:
 
     def _counts(self, rows: int) -> list[int]:
         """How many rows each process gives."""
-        return [rows] if self.peers.whole else self.peers.counts(rows)
+        return [rows] if self.peers.replicated else self.peers.counts(rows)
 
     def _all(self, rows: Tensor, counts: list[int]) -> Tensor:
         """The rows of all processes."""
-        return rows if self.peers.whole else self.peers.gather(rows, counts)
+        return rows if self.peers.replicated else self.peers.gather(rows, counts)
 
     def _write(self, slots: Tensor, values: Mapping[str, Tensor], counts: list[int]) -> None:
         """Put the rows of all processes, in order of rank, into these slots."""
         peers, route = self.peers, None
         given = {name: self.columns[name].encode(value.detach()).to(self.device) for name, value in values.items()}
-        if not peers.whole:
+        if not peers.replicated:
             to = torch.where(slots < self.room, slots % peers.count, -1)
             route = Route(peers, *owners(counts, self.device), to, max(counts))
             slots = torch.where(route.fits, slots, self.room)
@@ -315,8 +315,8 @@ class Memory:
             return slots, {name: partial(self._take, each, slots, to) for name, each in rows.items()}
         owner, at = slots % peers.count, slots // peers.count
         own, sent = self._own_rows(len(slots)), dict[str, Arriving]()
-        if peers.whole:
-            sent |= {name: partial(peers.spread, each, owner, at) for name, each in rows.items() if name != "id"}
+        if peers.replicated:
+            sent |= {name: partial(peers.rows_to_all, each, owner, at) for name, each in rows.items() if name != "id"}
         else:
             shares = cut(len(slots), peers.count)
             route = Route(peers, owner, at, owners(shares, slots.device)[0], max(shares))
@@ -325,14 +325,14 @@ class Memory:
         return slots, {"id": partial(rows["id"].__getitem__, slots[own]), **sent}
 
     def _receive(self, slots: Tensor, sent: Mapping[str, Arriving], to: torch.device) -> MemoryBatch:
-        self.peers.drew(cut(len(slots), self.peers.count))
+        self.peers.note_draw(cut(len(slots), self.peers.count))
         rows = {name: arrived().to(to, non_blocking=True) for name, arrived in sent.items()}
         columns = {name: self.columns[name].decode(each) for name, each in rows.items()}
         return MemoryBatch(slots[self._own_rows(len(slots))], columns)
 
     def _own_rows(self, drawn: int) -> slice:
         """Those of the drawn clips that are for this process."""
-        return slice(None) if self.peers.whole else self.peers.rows(drawn)
+        return slice(None) if self.peers.replicated else self.peers.rows(drawn)
 
     @staticmethod
     def _take(rows: Tensor, slots: Tensor, to: torch.device) -> Tensor:
@@ -345,7 +345,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _Prefetched:
     """A draw whose rows are on their way."""
 
     slots: Tensor

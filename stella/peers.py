@@ -30,7 +30,7 @@ class Peers:
     count = 1
     neighbours = 1  # processes on this machine, this one included
     static = False  # shapes must not depend on values: steps are recorded
-    whole = True  # every process has all rows of the current batch
+    replicated = True  # every process has all rows of the current batch
 
     @property
     def aside(self) -> "Peers":
@@ -55,12 +55,12 @@ class Peers:
         """How many rows every process has, given that this one has `rows`."""
         return [rows]
 
-    def wanted(self, rows: int) -> int:
+    def total(self, rows: int) -> int:
         """The sum of what all processes ask for."""
         return rows
 
-    def drew(self, counts: Sequence[int]) -> None:
-        """Called when clips were drawn from memory: how many each process was given."""
+    def note_draw(self, counts: Sequence[int]) -> None:
+        """Record how many of the clips drawn from memory each process was given."""
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes, in order of rank; `counts` has each one's number."""
@@ -73,22 +73,22 @@ class Peers:
         """
         return rows[at.to(rows.device)]
 
-    def exchange(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
+    def all_to_all(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
         """The rows that each process sends to this one, without waiting for them; `rows` has those for each in turn.
 
         `sizes` are the numbers of rows from and to each process (none: equal ones).
         """
         return lambda: rows
 
-    def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+    def rows_to_all(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
         """Row `at[i]` of process `owner[i]`, for all i, to all processes; int64 on the device of the rows."""
         return rows[at]
 
-    def tell(self, thing: Any) -> list[Any]:
+    def gather_objects(self, thing: Any) -> list[Any]:
         """What each process tells the others."""
         return [thing]
 
-    def most(self, *numbers: int) -> list[int]:
+    def maxima(self, *numbers: int) -> list[int]:
         """The largest of each number over the processes."""
         return list(numbers)
 

@@ -15,13 +15,14 @@ class Route:
     All three are int64, on the device of the rows, and the same in all processes. Every process sends one message to
     each of the others. Messages have exact sizes, so the host waits for the counts. Where steps are recorded
     (`peers.static`), all messages have one fixed size, and no host waits.
-    Rows that find no place in their message, once in 10⁹ times (`message`), are known to all processes (`fits`).
+    Rows that overflow their message are dropped (probability below 1e-9, `message`); `fits` marks them, alike in all
+    processes.
     """
 
-    def __init__(self, peers: Peers, owner: Tensor, at: Tensor, to: Tensor, most: int) -> None:
-        """No process gives or takes more than `most` rows."""
+    def __init__(self, peers: Peers, owner: Tensor, at: Tensor, to: Tensor, max_rows: int) -> None:
+        """No process gives or takes more than `max_rows` rows."""
         self.peers, self.owner, self.at = peers, owner, at
-        size = message(most, peers.count) if peers.static else len(owner)
+        size = message(max_rows, peers.count) if peers.static else len(owner)
         number = torch.arange(len(owner), device=owner.device)
         pair = torch.where(to < 0, -1, owner * peers.count + to)
         order = pair.argsort(stable=True)
@@ -41,7 +42,7 @@ class Route:
 
     def fetch(self, rows: Tensor, own: slice) -> Arriving:
         """Rows for this process, which are those of `own`, as they are now; `instead` of what does not fit."""
-        arriving, here = self.peers.exchange(rows[self._sent], self._sizes), self.stays[own]
+        arriving, here = self.peers.all_to_all(rows[self._sent], self._sizes), self.stays[own]
         kept = rows[torch.where(here, self.at[own], 0)]
         place = torch.where(here, 0, self._from.begin[own] + self._place[own])
 
@@ -53,7 +54,7 @@ class Route:
 
     def store(self, values: Tensor, own: slice, into: Tensor, at: Tensor) -> None:
         """Put this process's values, the rows `own`, into rows `at` [all] of their processes; the last row is spare."""
-        arriving, spare = self.peers.exchange(values[self._sent], self._sizes), len(into) - 1
+        arriving, spare = self.peers.all_to_all(values[self._sent], self._sizes), len(into) - 1
         rows = self._from.placed(self._comes, self._place, at, spare)
         into.index_copy_(0, rows, arriving())
         into.index_copy_(0, torch.where(self.stays[own], at[own], spare), values)
@@ -80,12 +81,12 @@ class _Messages:
 
 @cache
 def message(rows: int, processes: int) -> int:
-    """How many rows a message has room for, if a process sends `rows`, each to any process with the same chance: some
-    message is too small once in 10⁹ times."""
-    chance, tail, most = 1 / processes, 0.0, rows
-    while most > 1:
-        tail += math.comb(rows, most) * chance**most * (1 - chance) ** (rows - most)
+    """Capacity of a message if each process sends `rows` rows to processes drawn uniformly at random: some message
+    overflows with probability below 1e-9 (union bound)."""
+    chance, tail, size = 1 / processes, 0.0, rows
+    while size > 1:
+        tail += math.comb(rows, size) * chance**size * (1 - chance) ** (rows - size)
         if tail * processes**2 > 1e-9:
             break
-        most -= 1
-    return most
+        size -= 1
+    return size

@@ -98,7 +98,7 @@ def test_draws_different_clips_with_all_their_columns() -> None:
 
 def test_a_share_of_the_batch_is_rounded_once_for_all_processes() -> None:
     class Four(Peers):
-        def wanted(self, rows: int) -> int:
+        def total(self, rows: int) -> int:
             return 4 * rows
 
     memory = fill(make(30), 30, 10)

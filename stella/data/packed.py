@@ -31,7 +31,7 @@ ARRAYS = FRAMES, WAVEFORMS, LENGTHS = "frames.u8", "waveforms.i16", "lengths.i64
 SCALE = 32768  # a sample of 1.0
 RESTORE = "restore it, or delete the folder and pack again"
 DOWNLOADS = 16  # rows read at once from an address
-AHEAD = 3  # batches read, or on their way to a GPU, before they are used
+PREFETCHED = 3  # batches read, or on their way to a GPU, before they are used
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Packed:
         self._lengths = self._read_lengths(there)
         self._reader = ThreadPoolExecutor(1)
         self._rows_at_once = ThreadPoolExecutor(DOWNLOADS).map if is_address(self.place) else map
-        self._ahead: dict[tuple[object, ...], Future[tuple[Tensor, Tensor]]] = {}
+        self._prefetched: dict[tuple[object, ...], Future[tuple[Tensor, Tensor]]] = {}
         self._sent: deque[torch.cuda.Event] = deque()
 
     def __reduce__(self) -> tuple[type["Packed"], tuple[str]]:
@@ -165,24 +165,24 @@ class Packed:
     def expect(self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None) -> None:
         rows = self._rows(indices, windows)
         key = (torch.device(device), *rows)
-        if key in self._ahead:
+        if key in self._prefetched:
             return
-        while len(self._ahead) >= AHEAD:  # an abandoned stream never fetched them
-            self._ahead.pop(next(iter(self._ahead)))
+        while len(self._prefetched) >= PREFETCHED:  # an abandoned stream never fetched them
+            self._prefetched.pop(next(iter(self._prefetched)))
         pinned = torch.device(device).type == "cuda"  # pinned here: the thread must not call CUDA during a capture
         frames = torch.empty((len(indices), *self.header.frames), dtype=torch.uint8, pin_memory=pinned)
         waveforms = torch.empty((len(indices), self.header.samples), dtype=torch.int16, pin_memory=pinned)
-        self._ahead[key] = self._reader.submit(self._read, rows, list(indices), frames, waveforms)
+        self._prefetched[key] = self._reader.submit(self._read, rows, list(indices), frames, waveforms)
 
     def tensors(
         self, indices: Sequence[int], device: Device = "cpu", windows: Sequence[float] | None = None
     ) -> tuple[Tensor, Tensor]:
         self.expect(indices, device, windows)
-        read = self._ahead.pop((torch.device(device), *self._rows(indices, windows))).result()
+        read = self._prefetched.pop((torch.device(device), *self._rows(indices, windows))).result()
         frames, waveforms = (send(rows, device) for rows in read)
         if frames.is_cuda:
             self._sent.append(torch.cuda.current_stream().record_event())
-            if len(self._sent) > AHEAD:  # wait, so that at most AHEAD batches occupy pinned memory
+            if len(self._sent) > PREFETCHED:  # wait, so that at most PREFETCHED batches occupy pinned memory
                 self._sent.popleft().synchronize()
         return frames, waveforms.float() / SCALE
 

@@ -268,7 +268,7 @@ class Stream:
             if chunk.batch is None
             else (len(chunk.batch), chunk.batch.video.shape[1:], chunk.batch.audio.shape[1:])
         )
-        told = self.peers.tell((own, chunk.skipped))
+        told = self.peers.gather_objects((own, chunk.skipped))
         skipped = {id: error for _, each in told for id, error in each.items()}
         counts = tuple(each[0] if each else 0 for each, _ in told)
         batch, some = chunk.batch, next((each for each, _ in told if each), None)

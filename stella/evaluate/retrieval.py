@@ -71,7 +71,7 @@ def embed(
         return Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
     none = torch.empty(0, model.config.dim, device=device)
     parts.append((none, none, torch.empty(0, dtype=torch.int64, device=device)))
-    counts = peers.tell(sum(len(ids) for *_, ids in parts))
+    counts = peers.gather_objects(sum(len(ids) for *_, ids in parts))
     a, v, ids = (peers.gather(torch.cat(column), counts) for column in zip(*parts, strict=True))
     order = ids.argsort()
     return Embeddings(a[order], v[order], ids[order])

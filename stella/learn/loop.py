@@ -358,7 +358,7 @@ def accept(root: Path | str, console: Console) -> None:
         folder = home.next
         if folder.ended is None:
             raise StellaError(f"no round of {root} is kept apart; there is nothing to accept")
-        if not folder.checkpoints.whole:
+        if not folder.checkpoints.newest_is_intact:
             raise StellaError(
                 f"the state of round {folder.number} in {folder.checkpoints.folder} is missing or damaged; throw the "
                 f"round away with stella learn {root} --drop"

@@ -45,7 +45,7 @@ def rollback(home: "Home", number: int) -> None:
     if number not in home.kept:
         raise StellaError(f"the state of round {number} is not kept {kept}; --keep N keeps more from now on")
     state = home.round(number).checkpoints
-    if not state.whole:
+    if not state.newest_is_intact:
         raise StellaError(
             f"the state of round {number} in {state.folder} is damaged {kept}; nothing was changed: restore it from a "
             "backup, or go back to another round"

@@ -97,11 +97,11 @@ def build(
     objective: ObjectiveConfig,
     memory: MemoryConfig,
     seed: int,
-    most: int | None = None,
+    max_clips: int | None = None,
 ) -> Method:
     """A method by name, with its hyper-parameters in `args`, on a model that is already on its device.
 
-    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number).
+    Its memory takes no more room than for `max_clips`, as many as the stream will bring (none: any number).
     """
     cls = find(name)
-    return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed, most)
+    return cls(model, build_config(cls.Config, args, "args."), objective, memory, seed, max_clips)

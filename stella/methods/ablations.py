@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stella import selection
+from stella.errors import ConfigError
 from stella.methods.base import ObjectiveConfig, check_kept
 from stella.methods.derpp import DERpp, DERppConfig
 from stella.model.cav import CAVConfig, Patches
@@ -70,6 +71,15 @@ class MATS(SomePatches):
     summary = "DER++ on the patches that change most between adjacent frames or time steps"
     citation = "Hwang et al., Efficient Video Representation Learning via Motion-Aware Token Selection, 2023"
     cost = f"{SomePatches.cost}, + embedding all of them without gradient"
+
+    @classmethod
+    def check(cls, model: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
+        super().check(model, config, objective)
+        if min(model.grid_a[0], model.grid_v[0]) < 2:
+            raise ConfigError(
+                f"mats compares adjacent frames and time steps; clips have {model.grid_v[0]} and {model.grid_a[0]}: "
+                "give them two or more of both with data.frames and data.duration"
+            )
 
     # Without positions, which would add the same change to all patches of a step.
 

@@ -113,9 +113,9 @@ class Method(nn.Module, ABC):
         objective: ObjectiveConfig,
         memory: MemoryConfig,
         seed: int,
-        most: int | None = None,
+        max_clips: int | None = None,
     ) -> None:
-        """`most` is the number of clips that the stream will bring; none: any number."""
+        """`max_clips` is the number of clips that the stream will bring; none: any number."""
         super().__init__()
         self.check(model.config, config, objective)
         self.model, self.config, self.objective = model, config, objective
@@ -125,7 +125,7 @@ class Method(nn.Module, ABC):
         if (columns := self.stored_columns(model.config, config, memory)) is not None:
             where = "cpu" if memory.device == "cpu" else self.device
             capacity = capacity_for(columns, clips=memory.clips, bytes=memory.bytes)
-            self.memory = Memory(columns, capacity, generator(seed, "memory", device=where), most)
+            self.memory = Memory(columns, capacity, generator(seed, "memory", device=where), max_clips)
         self.setup()
 
     # ---- what a method defines
@@ -182,7 +182,7 @@ class Method(nn.Module, ABC):
 
     def draw(self, batch: Batch) -> MemoryBatch | None:
         """Clips from memory, `draws` for each of the batch, on the model's device; None while the memory is empty."""
-        each = self.config.draws if isinstance(self.config, ReplayConfig) else 1.0
+        each = getattr(self.config, "draws", 1.0)
         return self.memory.draw(len(batch), each, to=self.device) if self.memory is not None else None
 
     def with_memory(self, batch: Batch) -> tuple[Patches, Patches, MemoryBatch | None]:

@@ -40,4 +40,4 @@ class MIR(LooksAhead):
             splits = self.virtual_splits(drawn["audio"], drawn["video"])
             clips = drawn["audio"], drawn["video"], splits, len(batch)
             increase = self.clip_losses(after, *clips) - self.clip_losses(self.weights(), *clips)
-        return self.memory.most(drawn, increase, len(batch))
+        return self.memory.top(drawn, increase, len(batch))

@@ -48,7 +48,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Matching:
+class PairLogits:
     logits: Tensor  # [B]
     labels: Tensor  # [B], 1 for matched, 0 for mismatched
 
@@ -147,7 +147,7 @@ def draw_pairs(batch: int, generator: torch.Generator) -> Pairs:
     return Pairs(order[half:], order[:half], video)
 
 
-def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
+def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> PairLogits:
     """Logits and labels. Matched pairs come first and reuse their fusion outputs; only mismatched ones are fused again.
 
     (Where processes share a batch, clips stay in order, and all are fused: `train/sharing.py`.)
@@ -160,4 +160,4 @@ def match(model: CAV, avm: AVM, scored: Scored, pairs: Pairs) -> Matching:
             o_a, o_v = torch.cat([o_a, wrong_a]), torch.cat([o_v, wrong_v])  # [B, La, D], [B, Lv, D]
     labels = o_a.new_zeros(len(o_a))
     labels[: len(pairs.matched)] = 1
-    return Matching(avm(o_a, o_v), labels)
+    return PairLogits(avm(o_a, o_v), labels)

@@ -75,12 +75,12 @@ def build_method(
     config: RunConfig,
     device: torch.device,
     initial: bool = True,
-    most: int | None = None,
+    max_clips: int | None = None,
     tell: Callable[[list[str]], None] = lambda notes: None,
 ) -> Method:
     """The method on its model, with `config.model.weights` if `initial`; other initial weights come from the seed.
 
-    Its memory takes no more room than for the `most` clips that the stream will bring (none: any number). `tell` is
+    Its memory takes no more room than for `max_clips`, as many as the stream will bring (none: any number). `tell` is
     given the decisions of the import of the weights.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -88,7 +88,9 @@ def build_method(
         model = CAV(model_config(config)).to(device)
         load = _loader(config) if initial else None
         notes = load(model, None) if load else []
-        method = methods.build(config.method, model, config.args, config.objective, config.memory, config.seed, most)
+        method = methods.build(
+            config.method, model, config.args, config.objective, config.memory, config.seed, max_clips
+        )
         method = method.to(device)
         if load and method.avm is not None:
             notes = load(model, method.avm)

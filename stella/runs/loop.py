@@ -59,7 +59,7 @@ def pretrain(
         explain_full_disk(folder.root, again),
         folder.locked(wait=_came_back(folder)) if peers.first else nullcontext(),
     ):
-        started, came_back = peers.tell((folder.started, _came_back(folder)))[0]
+        started, came_back = peers.gather_objects((folder.started, _came_back(folder)))[0]
         if folder.end is None:
             check(config, started, peers=peers)
         if started:

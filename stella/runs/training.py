@@ -173,7 +173,7 @@ class Training(ABC):
                 with self.stop.writing():
                     self._note_saved(wait=True)
                     self.finish()
-                    self.peers.tell("finished")
+                    self.peers.gather_objects("finished")
             except (Stopped, Exception) as error:
                 if self.stop.signal is None:
                     raise
@@ -189,9 +189,10 @@ class Training(ABC):
         while self._advance():
             self._note_saved()
             ended, late = self.stream.finished_task is not None, time.monotonic() - self._saved >= 60 * minutes
-            stopping, due = self.peers.most(self.stop.signal or 0, late)
+            skipped = self.trainer.counters.skipped_in_a_row
+            stopping, due, skipped = self.peers.maxima(self.stop.signal or 0, late, skipped)
             self._record(ended)
-            stuck = self._stuck()
+            stuck = self._stuck(skipped)
             if ended or stuck or stopping or due:
                 self._save(wait=bool(stuck or stopping))
             if stuck:
@@ -224,12 +225,14 @@ class Training(ABC):
                 self._save(wait=True)
             raise Stopped from error
 
-    def _stuck(self) -> bool:
-        """Whether the last steps were all skipped. Waits for the device only if it seems so."""
-        counters = self.trainer.counters
-        if counters.skipped_in_a_row >= MOST_SKIPPED:
+    def _stuck(self, known: int) -> bool:
+        """Whether the last steps were all skipped; the process that has learnt of most knows of `known`.
+
+        All processes then wait for their devices, after which they know the same.
+        """
+        if known >= MOST_SKIPPED:
             self.trainer.settle()
-        return counters.skipped_in_a_row >= MOST_SKIPPED
+        return known >= MOST_SKIPPED and self.trainer.counters.skipped_in_a_row >= MOST_SKIPPED
 
     def _record(self, ended: bool) -> None:
         counters = self.trainer.counters
@@ -328,7 +331,7 @@ class Training(ABC):
         self._write_skipped()
         state: dict[str, Any] = {
             "trainer": self.trainer.state_dict(),
-            "metrics_bytes": self.peers.tell(self.metrics.sync())[0],
+            "metrics_bytes": self.peers.gather_objects(self.metrics.sync())[0],
             "config": self._tree,
         }
         self.checkpoints.begin(self.trainer.counters.step, state)

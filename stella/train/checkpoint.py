@@ -4,7 +4,7 @@ A checkpoint is written under a temporary name, forced to the disk and renamed; 
 content, so that a file damaged by a kill, a full disk or a bad disk is recognised and never loaded.
 
 One process writes a file, `step-00000120-HASH.pt`. Several write a folder, `step-00000120-HASH.dcp`, each a part of it
-(`train/parts.py`). Both have the same content, and any number of processes reads either.
+(`train/dcp.py`). Both have the same content, and any number of processes reads either.
 
 A run goes on while a checkpoint is written: `begin` copies the state, and a thread writes the copy.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 from stella.errors import StellaError
 from stella.files import file_hash, publish, sweep, temporary
 from stella.peers import ALONE, Peers
-from stella.train import parts
+from stella.train import dcp
 from stella.train.device import free_bytes
 
 State = dict[str, Any]
@@ -88,7 +88,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             if peers.count > 1:
-                path = parts.write(self.folder, f"step-{step:08d}", state, peers)
+                path = dcp.write(self.folder, f"step-{step:08d}", state, peers)
                 if peers.first:
                     self._remove_older(path)
                 return path
@@ -109,7 +109,7 @@ class Checkpoints:
 
     def _remove_older(self, newest: Path) -> None:
         for old in [other for other in self._found() if other != newest][self.keep - 1 :]:
-            parts.remove(old)
+            dcp.remove(old)
 
     def load(self) -> State | None:
         """The newest intact checkpoint, on the CPU; None if there is none. Damaged ones are renamed to `.broken`,
@@ -117,27 +117,27 @@ class Checkpoints:
 
         Its tensors are memory-mapped: copy what is kept, or the deleted file still occupies the disk.
         """
-        path = self.peers.tell(self._intact() if self.peers.first else None)[0]
+        path = self.peers.gather_objects(self._intact() if self.peers.first else None)[0]
         if path is None:
             return None
         if path.is_dir():
-            return parts.read(path)
+            return dcp.read(path)
         state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return state
 
     @property
-    def whole(self) -> bool:
+    def newest_is_intact(self) -> bool:
         """Whether there is a checkpoint and the newest is not damaged. Nothing is changed."""
         newest = self._found()[:1]
-        return bool(newest) and _is_whole(newest[0])
+        return bool(newest) and _is_intact(newest[0])
 
     def _intact(self) -> Path | None:
         """The newest one that is not damaged."""
         if self.folder.is_dir():
             sweep(self.folder)
-            parts.sweep(self.folder)
+            dcp.sweep(self.folder)
         for path in self._found():
-            if _is_whole(path):
+            if _is_intact(path):
                 return path
             self.damaged.append(path.rename(path.with_suffix(".broken")))
         if broken := sorted(self.folder.glob("step-*.broken")):
@@ -154,9 +154,9 @@ class Checkpoints:
         return sorted(named, key=lambda path: (int(path.stem.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Whether a checkpoint has the hash that its name ends with."""
-    return (parts.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]
+    return (dcp.digest(path) if path.is_dir() else file_hash(path)) == path.stem.rpartition("-")[2]
 
 
 class _Writing(threading.Thread):

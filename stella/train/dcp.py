@@ -38,7 +38,7 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
     from torch.distributed.checkpoint.state_dict_saver import save
 
     assert isinstance(peers, World)
-    fresh = Path(peers.tell(str(folder / f"{name}.{uuid.uuid4().hex[:8]}.tmp"))[0])
+    fresh = Path(peers.gather_objects(str(folder / f"{name}.{uuid.uuid4().hex[:8]}.tmp"))[0])
     error: BaseException | None = None
     own: dict[str, str] = {}
     try:
@@ -50,7 +50,7 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
         error = next(iter(failure.failures.values()))[0]
     except Exception as failure:  # of this process; the others must know
         error = failure
-    told = peers.tell((own, _why(error, folder) if error else ""))
+    told = peers.gather_objects((own, _why(error, folder) if error else ""))
     if any(why for _, why in told):
         if peers.first:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -61,7 +61,7 @@ def write(folder: Path, name: str, state: Mapping[str, Any], peers: Peers) -> Pa
         ) from error
     hashes = {file: hash for each, _ in told for file, hash in each.items()}
     path = publish(fresh, folder, name, hashes) if peers.first else None
-    return Path(peers.tell(path)[0])
+    return Path(peers.gather_objects(path)[0])
 
 
 def _why(error: BaseException, folder: Path) -> str:

@@ -8,7 +8,7 @@ that of one process with the same batch, up to rounding, because of this:
   takes its rows.
 - **The loss is the mean over all clips.** Each process computes the mean of its rows' losses, weighted by their number,
   so that the average over the processes is the mean (`losses.mean`). DDP averages the gradients so, and so does FSDP
-  (`train/shards.py`), with which no process has all weights.
+  (`train/fsdp.py`), with which no process has all weights.
 - **All clips are negatives of one another**: own rows against everybody's columns, gathered with their gradients.
 - **The memory's decisions are the same everywhere**; its slots are spread, and rows travel to whoever needs them.
 - **What the whole batch decides** (ESMER's mean error, MIR's choice, mismatched pairs, virtual steps) is computed from
@@ -18,7 +18,7 @@ Methods and losses know nothing of this: `train/sharing.py` has the functions th
 computed, as `fast/parts.py` does for speed.
 
 A batch or a draw of fewer clips than processes is not worth sharing: each process then has all of its rows and computes
-the same (`World.whole`).
+the same (`World.replicated`).
 """
 
 import copy
@@ -48,7 +48,7 @@ from stella.peers import Arriving, Peers, cut
 
 
 @dataclass(frozen=True)
-class Rows:
+class SharedRows:
     """Clips that processes share: one run of them (the batch, or a draw), or two (x ∪ m), each in order of rank."""
 
     runs: tuple[tuple[int, ...], ...]  # clips of each process
@@ -74,23 +74,23 @@ def _positions(runs: tuple[tuple[int, ...], ...], rank: int, device: torch.devic
     return torch.cat(rows).to(device)
 
 
-class Layout:
+class BatchSpread:
     """How the clips of a batch, and those drawn for it, are spread."""
 
-    def __init__(self, batch: Sequence[int], whole: bool) -> None:
-        self.batch, self.whole = tuple(batch), whole
+    def __init__(self, batch: Sequence[int], replicated: bool) -> None:
+        self.batch, self.replicated = tuple(batch), replicated
         self.drawn: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
-class Part(Batch):
+class LocalBatch(Batch):
     """This process's rows of a batch."""
 
-    layout: Layout
+    spread: BatchSpread
 
     @property
     def clips(self) -> int:
-        return sum(self.layout.batch)
+        return sum(self.spread.batch)
 
 
 class World(Peers):
@@ -104,29 +104,29 @@ class World(Peers):
         self.limit = timedelta(minutes=minutes)
         # What hosts tell each other, and rows in main memory: the first group may be NCCL's.
         self.hosts = dist.new_group(backend="gloo", timeout=self.limit)
-        self.here = Layout([0] * self.count, whole=False)
+        self.spread_now = BatchSpread([0] * self.count, replicated=False)
 
     # ---- rows
 
     @property
-    def whole(self) -> bool:  # type: ignore[override]
-        return self.here.whole
+    def replicated(self) -> bool:  # type: ignore[override]
+        return self.spread_now.replicated
 
-    def receive(self, batch: Batch, total: int, memory: Memory | None) -> Part:
+    def receive(self, batch: Batch, total: int, memory: Memory | None) -> LocalBatch:
         """A batch of the stream, of which this process has its rows; all of them if they are too few to be shared."""
         drawable = 0 if memory is None else min(memory.offered, memory.capacity)
         counts = cut(total, self.count)
         if total >= self.count and (drawable == 0 or drawable >= self.count):
-            return Part(batch.video, batch.audio, batch.ids, Layout(counts, whole=False))
+            return LocalBatch(batch.video, batch.audio, batch.ids, BatchSpread(counts, replicated=False))
         video, audio, ids = (self.gather(each, counts) for each in (batch.video, batch.audio, batch.ids))
-        return Part(video, audio, ids, Layout(counts, whole=True))
+        return LocalBatch(video, audio, ids, BatchSpread(counts, replicated=True))
 
-    def layout(self, rows: int) -> Rows:
+    def rows_like(self, rows: int) -> SharedRows:
         """The set of which this process has `rows` rows: the batch, the last draw, or both."""
-        sets, ambiguous = _sets(self.here.batch, self.here.drawn)
+        sets, ambiguous = _sets(self.spread_now.batch, self.spread_now.drawn)
         found = [each for each in sets if each.counts[self.rank] == rows]
         if ambiguous:  # to some process; so all tell their numbers
-            told = self.tell(rows)
+            told = self.gather_objects(rows)
             found = [each for each in sets if each.counts == told]
         if not found:
             raise StellaError(
@@ -136,15 +136,15 @@ class World(Peers):
         return found[0]
 
     def counts(self, rows: int) -> list[int]:
-        return self.layout(rows).counts
+        return self.rows_like(rows).counts
 
-    def wanted(self, rows: int) -> int:
-        if self.whole:
+    def total(self, rows: int) -> int:
+        if self.replicated:
             return rows
-        return rows * self.count if len(set(self.here.batch)) == 1 else sum(self.tell(rows))
+        return rows * self.count if len(set(self.spread_now.batch)) == 1 else sum(self.gather_objects(rows))
 
-    def drew(self, counts: Sequence[int]) -> None:
-        self.here.drawn = tuple(counts)
+    def note_draw(self, counts: Sequence[int]) -> None:
+        self.spread_now.drawn = tuple(counts)
 
     # ---- collectives
 
@@ -154,12 +154,12 @@ class World(Peers):
         other.hosts = dist.new_group(backend="gloo", timeout=self.limit)
         return other
 
-    def tell(self, thing: Any) -> list[Any]:
+    def gather_objects(self, thing: Any) -> list[Any]:
         told: list[Any] = [None] * self.count
         dist.all_gather_object(told, thing, group=self.hosts)
         return told
 
-    def most(self, *numbers: int) -> list[int]:
+    def maxima(self, *numbers: int) -> list[int]:
         told = torch.tensor(numbers)
         dist.all_reduce(told, dist.ReduceOp.MAX, group=self.hosts)
         return [int(number) for number in told]
@@ -169,8 +169,8 @@ class World(Peers):
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Without gradient."""
-        most = max(counts)
-        padded = rows.new_zeros(most, *rows.shape[1:])
+        longest = max(counts)
+        padded = rows.new_zeros(longest, *rows.shape[1:])
         padded[: len(rows)] = rows
         sent = _bytes(padded)
         got = [torch.empty_like(sent) for _ in counts]
@@ -190,7 +190,7 @@ class World(Peers):
         order = arriving.argsort(stable=True).argsort().to(rows.device)
         return got.view(rows.dtype).view(len(arriving), *rows.shape[1:])[order]
 
-    def exchange(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
+    def all_to_all(self, rows: Tensor, sizes: tuple[list[int], list[int]] | None) -> Arriving:
         sent = _bytes(rows)
         got = sent.new_empty(sum(sizes[0]) if sizes else len(sent), *sent.shape[1:])
         come, go = sizes or (None, None)
@@ -202,16 +202,16 @@ class World(Peers):
 
         return arrived
 
-    def spread(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
+    def rows_to_all(self, rows: Tensor, owner: Tensor, at: Tensor) -> Tensor:
         here = owner == self.rank
         given = _bytes(rows[torch.where(here, at, 0)]) * here[:, None]
         dist.all_reduce(given, group=self._group(rows))
         return given.view(rows.dtype).view(len(at), *rows.shape[1:])
 
-    def added(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def reduce_scatter_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The sum over the processes of everybody's rows [sum(counts), …], of which this one is given its own."""
-        most = max(counts)
-        parts = [F.pad(part, (0, 0, 0, most - len(part))) for part in torch.split(rows, list(counts))]
+        longest = max(counts)
+        parts = [F.pad(part, (0, 0, 0, longest - len(part))) for part in torch.split(rows, list(counts))]
         own = torch.empty_like(parts[self.rank])
         dist.reduce_scatter(own, parts, group=self._group(rows))
         return own[: counts[self.rank]]
@@ -237,20 +237,20 @@ class World(Peers):
 
     def on(self, batch: Batch) -> None:
         """From now on, losses and memory work on this batch."""
-        assert isinstance(batch, Part)
-        self.here = batch.layout
+        assert isinstance(batch, LocalBatch)
+        self.spread_now = batch.spread
 
-    def told(self, found: Losses) -> Losses:
+    def with_mean_parts(self, found: Losses) -> Losses:
         """The same losses with the parts' means over the processes, which are the same in all."""
         values = self.average(torch.stack([part.detach() for part in found.parts.values()]))
         return replace(found, parts=dict(zip(found.parts, values.unbind(), strict=True)))
 
 
 @lru_cache(maxsize=64)
-def _sets(batch: tuple[int, ...], drawn: tuple[int, ...] | None) -> tuple[list[Rows], bool]:
+def _sets(batch: tuple[int, ...], drawn: tuple[int, ...] | None) -> tuple[list[SharedRows], bool]:
     """The sets of rows that a method can mean, and whether two of them have equally many in some process."""
     runs = [(batch,)] if drawn is None else [(batch,), (drawn,), (batch, drawn)]
-    sets = [Rows(each) for each in dict.fromkeys(runs)]
+    sets = [SharedRows(each) for each in dict.fromkeys(runs)]
     numbers = list(zip(*(each.counts for each in sets), strict=True))  # of each process
     return sets, any(len(set(each)) < len(sets) for each in numbers)
 
@@ -262,7 +262,7 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 class Averaged(DistributedDataParallel):
-    def sharing(self, last: bool) -> AbstractContextManager[None]:
+    def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         """Around a loss: gradients are averaged in the backward pass of a step's last batch."""
         return nullcontext() if last else self.no_sync()
 

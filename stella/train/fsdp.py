@@ -61,27 +61,27 @@ class Sharded:
         return losses
 
     @contextmanager
-    def sharing(self, last: bool) -> Iterator[None]:
+    def gradient_sync(self, last: bool) -> Iterator[None]:
         """Around a loss. The gradients of each batch are averaged at once: whole ones would not fit."""
-        ahead = Ahead(self.method.model)
+        virtual_steps = ShardedVirtualSteps(self.method.model)
         with replaced(
             [
-                (LooksAhead, "clip_losses", ahead.clip_losses(LooksAhead.clip_losses)),
-                (LooksAhead, "gradients", ahead.gradients(LooksAhead.gradients)),
-                (virtual, "adam_step", ahead.adam_step(virtual.adam_step)),
+                (LooksAhead, "clip_losses", virtual_steps.clip_losses(LooksAhead.clip_losses)),
+                (LooksAhead, "gradients", virtual_steps.gradients(LooksAhead.gradients)),
+                (virtual, "adam_step", virtual_steps.adam_step(virtual.adam_step)),
             ]
         ):
             yield
 
-    def whole(self, norm: Tensor) -> Tensor:
+    def full_tensor(self, norm: Tensor) -> Tensor:
         """The norm over the rows of all processes."""
-        return whole(norm)
+        return full_tensor(norm)
 
     @torch.no_grad()
     def plain(self, module: Module) -> Module:
         """A copy of one of its models with all weights, for as long as it is kept. Called by all processes."""
         copy = deepcopy(self._forms[module])
-        copy.load_state_dict({name: whole(value) for name, value in module.state_dict().items()}, assign=True)
+        copy.load_state_dict({name: full_tensor(value) for name, value in module.state_dict().items()}, assign=True)
         return cast("Module", copy)
 
     def cut(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def divide(root: nn.Module, place: Runtime) -> None:
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
 
 
-class Ahead:
+class ShardedVirtualSteps:
     """Virtual steps of a divided model. Virtual weights are own rows as plain tensors; the model holds them in turn."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -193,7 +193,7 @@ class Ahead:
             self.kept = None
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     """All rows of a tensor; of a norm over own rows, that over all. Called by all processes."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 

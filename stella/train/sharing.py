@@ -20,7 +20,7 @@ from stella import losses, selection
 from stella.clip import Batch
 from stella.methods.virtual import LooksAhead
 from stella.model import avm
-from stella.model.avm import AVM, Matching, Pairs, Scored
+from stella.model.avm import AVM, PairLogits, Pairs, Scored
 from stella.model.cav import CAV
 from stella.peers import owners
 from stella.routes import Route
@@ -45,7 +45,7 @@ _places: dict[str, tuple[int, list[tuple[Any, str]]]] = {}  # how many modules t
 def shared(world: World, batch: Batch) -> Iterator[None]:
     """Inside, losses of this batch are computed over the rows of all processes, unless each has all of them."""
     world.on(batch)
-    if world.whole:
+    if world.replicated:
         yield
         return
     ours = Shared(world)
@@ -94,12 +94,12 @@ class Shared:
 
     def uniform(self, rows: int, *shape: int, generator: torch.Generator) -> Tensor:
         """Everybody's noise, of which this process takes its rows."""
-        layout = self.world.layout(rows)
-        drawn: Tensor = PLAIN["uniform"](layout.total, *shape, generator=generator)
-        return drawn[layout.of(self.world.rank, drawn.device)]
+        alike = self.world.rows_like(rows)
+        drawn: Tensor = PLAIN["uniform"](alike.total, *shape, generator=generator)
+        return drawn[alike.of(self.world.rank, drawn.device)]
 
     def mean(self, values: Tensor) -> Tensor:
-        return values.sum() * (self.world.count / self.world.layout(len(values)).total)
+        return values.sum() * (self.world.count / self.world.rows_like(len(values)).total)
 
     def every(self, values: Tensor) -> Tensor:
         return self.world.gather(values.detach(), self.world.counts(len(values)))
@@ -118,7 +118,7 @@ class Shared:
 
     def pair_past(self, rows: Tensor, batch: int) -> Tensor:
         """Clip i of all with drawn row i of all, modulo their number."""
-        now, drawn = self.world.here.batch, self.world.here.drawn
+        now, drawn = self.world.spread_now.batch, self.world.spread_now.drawn
         if drawn is None or drawn == now:
             return rows
         start = sum(now[: self.world.rank])
@@ -137,10 +137,10 @@ class Shared:
         return correlation
 
     def draw_pairs(self, batch: int, generator: torch.Generator) -> Pairs:
-        pairs: Pairs = PLAIN["draw_pairs"](self.world.layout(batch).total, generator)
+        pairs: Pairs = PLAIN["draw_pairs"](self.world.rows_like(batch).total, generator)
         return pairs
 
-    def match(self, model: CAV, module: AVM, scored: Scored, pairs: Pairs) -> Matching:
+    def match(self, model: CAV, module: AVM, scored: Scored, pairs: Pairs) -> PairLogits:
         """Each own clip with its own video, or with another clip's, which may come from another process.
 
         Matched pairs are fused again too, so that shapes do not depend on the draw.
@@ -152,7 +152,7 @@ class Shared:
         with torch.no_grad():
             x_v = Route(self.world, owner[video], at[video], owner, max(counts)).fetch(scored.x_v, own)()
             o_a, o_v = model.fuse_joint(scored.x_a, x_v, scored.positions_a, scored.positions_v)
-        return Matching(module(o_a, o_v), (video == clip)[own].to(o_a))
+        return PairLogits(module(o_a, o_v), (video == clip)[own].to(o_a))
 
     def gradients(self, one: Function) -> Function:
         """Of virtual steps, averaged over the processes; of rows, which every process's loss depends on, added up."""
@@ -179,4 +179,4 @@ class GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.world.added(gradients[0], ctx.counts), None, None
+        return ctx.world.reduce_scatter_rows(gradients[0], ctx.counts), None, None

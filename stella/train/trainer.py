@@ -1,6 +1,6 @@
 """The training loop of all methods: batches in, steps out. Only this file calls backward, steps or casts.
 
-(Others take gradients without a step: `fast/early.py`, virtual steps in `methods/virtual.py` and `train/shards.py`;
+(Others take gradients without a step: `fast/early.py`, virtual steps in `methods/virtual.py` and `train/fsdp.py`;
 `embed/matching.py` trains a module of its own.)
 
 A step with a non-finite loss or gradient is skipped: weights, moving averages, optimiser, memory and the method's
@@ -35,7 +35,7 @@ from stella.train.distributed import World
 from stella.train.sharing import shared
 
 if TYPE_CHECKING:
-    from stella.train.shards import Sharded
+    from stella.train.fsdp import Sharded
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -136,7 +136,7 @@ class Trainer:
         """The method with its weights divided among the processes, if that is wanted."""
         if self.world is None or not self.config.shard:
             return None
-        from stella.train.shards import Sharded  # takes a second to import
+        from stella.train.fsdp import Sharded  # takes a second to import
 
         return Sharded(self.method, self.slow, self.runtime)
 
@@ -160,7 +160,7 @@ class Trainer:
         if memory is not None and 0 < memory.offered <= clips:
             memory.recount()  # if the very first step was skipped, there is nothing to draw
         if memory is not None and self.world and not self._graphs:
-            memory.draw_ahead()
+            memory.prefetch()
         self._unsettled.append((self.counters.step, Later(finite)))
         self.settle(wait=False)
         return True
@@ -168,8 +168,8 @@ class Trainer:
     def _compiles(self, batches: Sequence[Batch]) -> bool:
         """Whether steps of these sizes are compiled, which takes up to a minute for each. Short batches, of which
         every round may bring a new size, are computed by plain code until they have come often."""
-        sizes, whole = tuple(map(len, batches)), self.stream.config.batch_size
-        if all(batch.clips == whole for batch in batches):
+        sizes, full = tuple(batch.clips for batch in batches), self.stream.config.batch_size
+        if all(batch.clips == full for batch in batches):
             return True
         self._short[sizes] += 1
         return self._short[sizes] > OFTEN
@@ -184,7 +184,7 @@ class Trainer:
             with self._sharing(batch, last=batch is batches[-1]), self.runtime.autocast():
                 losses = (self._averaging or self.method.loss)(batch)
             torch.autograd.backward(losses.total)
-            computed.append(self.world.told(losses) if self.world else losses)
+            computed.append(self.world.with_mean_parts(losses) if self.world else losses)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if len(batches) > 1:
             torch._foreach_div_(gradients, float(len(batches)))
@@ -193,7 +193,7 @@ class Trainer:
         self._names = list(computed[0].parts)
         parts = [torch.stack([losses.parts[name].detach() for losses in computed]).sum() for name in self._names]
         norm = get_total_norm(gradients)
-        finite = torch.stack([*parts, self._sharded.whole(norm) if self._sharded else norm]).isfinite()
+        finite = torch.stack([*parts, self._sharded.full_tensor(norm) if self._sharded else norm]).isfinite()
         taken = finite.all()
         self.optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]  # fused Adam skips the step
         self.optimizer.step()
@@ -219,7 +219,7 @@ class Trainer:
                 slow.follow(method.model, taken)
 
     def settle(self, wait: bool = True) -> None:
-        """Record which steps were skipped: all of them, or without `wait` those already known."""
+        """Move finished steps into the counters and `skipped`; with `wait` all steps, whose end is waited for."""
         while self._unsettled and (wait or self._unsettled[0][1].known):
             step, later = self._unsettled.popleft()
             finite = later.read()
@@ -246,7 +246,7 @@ class Trainer:
         if self.world is None or self._averaging is None:
             yield
         else:
-            with shared(self.world, batch), self._averaging.sharing(last):
+            with shared(self.world, batch), self._averaging.gradient_sync(last):
                 yield
 
     def _rate_now(self) -> float:

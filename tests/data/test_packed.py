@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from stella.cli import app
 from stella.clip import ArraySource, Batch, Labels
 from stella.config import resolve
-from stella.data.packed import AHEAD, Packed, PackedConfig
+from stella.data.packed import PREFETCHED, Packed, PackedConfig
 from stella.data.scenes import Scenes
 from stella.data.stream import Stream, evaluation_batches
 from stella.data.views import join, part
@@ -90,10 +90,10 @@ def test_what_nobody_comes_for_is_let_go(tmp_path: Path) -> None:
     source = packed(tmp_path / "p", Videos(9))
     for index in range(9):
         source.expect([index])
-    assert len(source._ahead) == AHEAD
-    reading = list(source._ahead.values())
+    assert len(source._prefetched) == PREFETCHED
+    reading = list(source._prefetched.values())
     source.expect([8])  # once more: it is being read already
-    assert list(source._ahead.values()) == reading
+    assert list(source._prefetched.values()) == reading
     assert torch.equal(source.tensors([0])[0][0], source[0].video)
 
 
@@ -215,7 +215,7 @@ def test_parts_and_joined_parts_read_ahead_too(tmp_path: Path) -> None:
     whole = join([first, second])
     assert isinstance(whole, ArraySource) and isinstance(first, ArraySource) and len(whole) == 5
     whole.expect([3, 1])
-    assert list(source._ahead) == [(torch.device("cpu"), 2, 0)]
+    assert list(source._prefetched) == [(torch.device("cpu"), 2, 0)]
     assert torch.equal(whole.tensors([3, 1])[0], torch.stack([source[2].video, source[0].video]))
     assert whole.lengths([3]).item() == len(source[2].audio) and whole[0].id == source[5].id
     other = part(packed(tmp_path / "q", Videos(2, "q")), [0])

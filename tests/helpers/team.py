@@ -26,7 +26,7 @@ from stella.peers import ALONE, Peers
 from stella.train.config import TrainConfig
 from stella.train.device import runtime
 from stella.train.distributed import World
-from stella.train.shards import whole
+from stella.train.fsdp import full_tensor
 from stella.train.trainer import Trainer
 
 SHAPES: dict[str, Any] = {"size": TOY.image_size, "spec_frames": TOY.spec_frames, "mels": TOY.mel_bins}
@@ -98,7 +98,7 @@ def history(
     def before_step() -> None:
         type(one.method).before_step(one.method)
         if one.counters.step in (1, 2, 6):
-            gradients.extend(whole(p.grad).clone() for p in one.method.parameters() if p.grad is not None)
+            gradients.extend(full_tensor(p.grad).clone() for p in one.method.parameters() if p.grad is not None)
 
     one.method.before_step = before_step  # type: ignore[method-assign]
     losses = []
@@ -106,7 +106,7 @@ def history(
         losses.append(torch.tensor(list(one.meter.read().values()), dtype=torch.float64))
     one.settle()
     assert not one.counters.skipped
-    state = {name: whole(value) for name, value in one.method.state_dict().items()}
+    state = {name: full_tensor(value) for name, value in one.method.state_dict().items()}
     found = {"losses": losses, "gradients": gradients, "weights": [v for v in state.values() if v.is_floating_point()]}
     if one.slow is not None:
         found["slow"] = list(one.plain(one.slow.model).state_dict().values())
@@ -121,7 +121,7 @@ def all_slots(peers: Peers, rows: Tensor, name: str) -> Tensor:
     """The rows of all slots."""
     if peers.count == 1 or name == "id":
         return rows
-    parts = peers.tell(rows)
+    parts = peers.gather_objects(rows)
     out = rows.new_empty(sum(map(len, parts)), *rows.shape[1:])
     for rank, part in enumerate(parts):
         out[rank :: peers.count] = part

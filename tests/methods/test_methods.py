@@ -1,5 +1,6 @@
 """Which methods are the same under which conditions; objective, bytes, refusals. (test_contract: what all promise.)"""
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,9 @@ from stella.columns import bytes_per_clip
 from stella.config import to_tree
 from stella.errors import ConfigError, StellaError
 from stella.methods import METHODS, MemoryConfig, Method, ObjectiveConfig, build
-from stella.model.cav import CAV, PRESETS, split_by_noise
+from stella.methods.ablations import MATS, AblationConfig
+from stella.methods.er import ER
+from stella.model.cav import CAV, PRESETS, preset, split_by_noise
 
 # ---- which methods are the same
 
@@ -52,6 +55,24 @@ def test_as_many_past_clips_are_drawn_as_are_asked_for(name: str, monkeypatch: p
     assert train(method(name, clips=4, draws=0.01), [3, 3])  # at least one clip is drawn
     with pytest.raises(ConfigError, match=r"draws=0\.0 must be above 0: past clips for each current one"):
         method(name, draws=0)
+
+
+def test_a_method_of_ones_own_says_how_many_past_clips_are_drawn() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        draws: float = 3.0
+
+    own = ER(CAV(TOY), Mine(), ObjectiveConfig(), MemoryConfig(clips=40), 0)
+    train(own, [6, 6, 6])
+    assert len(own.draw(batch(6, 18)) or ()) == 18
+
+
+def test_mats_needs_adjacent_frames_and_time_steps() -> None:
+    for sizes, found in (({"frames": 1}, "1 and 4"), ({"spec_frames": 16}, "4 and 1")):
+        model = preset("tiny", **{"image_size": 32, "spec_frames": 64} | sizes)
+        with pytest.raises(ConfigError, match=rf"clips have {found}: give them two or more of both"):
+            MATS.check(model, AblationConfig(), ObjectiveConfig())
+    MATS.check(preset("tiny", image_size=32, spec_frames=64), AblationConfig(), ObjectiveConfig())
 
 
 @pytest.mark.parametrize(

@@ -225,12 +225,12 @@ def test_a_signal_is_heeded_with_a_checkpoint_whenever_it_comes(
 ) -> None:
     plain, calls = Run._stuck, 0
 
-    def between(self: Run) -> bool:
+    def between(self: Run, known: int) -> bool:
         nonlocal calls
         calls += 1
         if calls == 4:  # after this step has looked for a signal
             self.stop._receive(signal.SIGTERM, None)
-        return plain(self)
+        return plain(self, known)
 
     monkeypatch.setattr(Run, "_stuck", between)
     said = io.StringIO()

@@ -19,9 +19,13 @@ from helpers.small import noise_tasks, outcome, quick, same, use_tasks
 from helpers.team_runs import End, content, losses, run
 from safetensors.torch import load_file
 
+from stella.clip import Batch
 from stella.errors import StellaError
 from stella.files import read_lines
+from stella.methods.base import Losses
+from stella.methods.finetune import Finetune
 from stella.runs.loop import pretrain
+from stella.train.device import Later
 
 
 def test_a_run_changes_hands(tmp_path: Path) -> None:
@@ -52,6 +56,25 @@ def test_a_stop_of_several_says_how_they_go_on(tmp_path: Path) -> None:
     assert run(tmp_path / "run", 2, "er", 1, {1: End(by=signal.SIGTERM)}) == [3 << 8, 3 << 8]
     told = " ".join((tmp_path / "output").read_text().split())
     assert f"--resume {tmp_path / 'run'}, with torchrun in front as before, for 2 processes" in told
+
+
+def test_processes_stop_together_where_steps_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one learns of it last, as the host of another GPU may."""
+    plain, calls = Finetune.loss, 0
+
+    def loss(self: Finetune, batch: Batch) -> Losses:
+        nonlocal calls
+        calls += 1
+        made = plain(self, batch)
+        return made if calls < 3 else Losses({name: part * torch.nan for name, part in made.parts.items()})
+
+    monkeypatch.setattr(Finetune, "loss", loss)
+    monkeypatch.setattr(Later, "known", property(lambda _: os.environ["RANK"] == "0"))
+    more = ("stream.epochs=9", "train.log_every=100", "train.checkpoint_minutes=9", "train.patience_minutes=0.2")
+    assert run(tmp_path / "run", 2, "finetune", 1, None, *more) == [2 << 8, 2 << 8]
+    told = " ".join((tmp_path / "output").read_text().split())
+    assert told.count("10 steps in a row up to step 12 were not finite") == 1 and "another process" not in told
+    assert [path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()] == [".dcp"]
 
 
 @pytest.mark.slow

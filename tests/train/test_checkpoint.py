@@ -11,7 +11,7 @@ from helpers.disk import small_disk
 from helpers.small import same
 
 from stella.errors import StellaError
-from stella.train import checkpoint, parts
+from stella.train import checkpoint, dcp
 from stella.train.checkpoint import Checkpoints
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -239,7 +239,7 @@ def _writer() -> type:
 def test_a_full_disk_is_named_where_torch_tells_of_positions(tmp_path: Path) -> None:
     """It does so where several processes write."""
     strange = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
-    assert re.fullmatch(r"the disk is probably full: [\d,]+ MB are free", parts._why(strange, tmp_path))
+    assert re.fullmatch(r"the disk is probably full: [\d,]+ MB are free", dcp._why(strange, tmp_path))
     strange.__context__ = OSError(errno.ENOSPC, "No space left on device")
-    assert parts._why(strange, tmp_path) == "No space left on device"
-    assert parts._why(ValueError("another"), tmp_path) == "another" and parts._why(ValueError(), tmp_path)
+    assert dcp._why(strange, tmp_path) == "No space left on device"
+    assert dcp._why(ValueError("another"), tmp_path) == "another" and dcp._why(ValueError(), tmp_path)

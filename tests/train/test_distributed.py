@@ -20,7 +20,7 @@ from stella.peers import ALONE, Peers, cut, owners
 from stella.rng import generator
 from stella.routes import Route, message
 from stella.train import sharing
-from stella.train.distributed import Layout, World
+from stella.train.distributed import BatchSpread, World
 
 ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for clips in (3, 5, 7)]
 
@@ -37,7 +37,7 @@ ODD = [f"{name}:{clips}" for name in ("er", "stella", "mir", "lump", "gmed") for
             False,
             ["chorus/0.1", "chorus/1.5", "er/0.1", "derpp/0.1", "stella/0.1"],
         ),  # fewer drawn clips than processes too
-        (2, 5, False, ["derpp+dct", "chorus/1.5+dct", "gmed:5", "lump:3"]),
+        (2, 5, False, ["derpp+dct", "chorus/1.5+dct", "gmed:5", "lump:3", "er/3:3"]),
         pytest.param(2, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(4, 20, False, [*METHODS, *ODD], marks=pytest.mark.slow),
         pytest.param(2, 20, True, [*METHODS, *ODD], marks=pytest.mark.slow),
@@ -146,7 +146,7 @@ def draws(world: World, ahead: bool) -> list[list[Any]]:
         return exchange(*given)
 
     for step, size in enumerate([4, 4, 4, 4, 4, 4, 4, 3, 4]):
-        world.here = Layout(cut(size, 2), whole=False)
+        world.spread_now = BatchSpread(cut(size, 2), replicated=False)
         ids = torch.arange(10 * step, 10 * step + size)[world.rows(size)]
         world.exchange = counted  # type: ignore[method-assign]
         waited[0] = 0
@@ -157,7 +157,7 @@ def draws(world: World, ahead: bool) -> list[list[Any]]:
             memory.update(drawn.slots, x=drawn["x"] + 0.25)
             found.append([drawn.ids.tolist(), drawn["x"].tolist(), waited[0]])
         if ahead:
-            memory.draw_ahead()
+            memory.prefetch()
         if step == 5 and drawn is not None:
             memory.update(drawn.slots, x=drawn["x"] + 0.5)
         found.append([memory.state_dict()["generator"].tolist(), memory.ids.tolist()])
@@ -192,7 +192,7 @@ def test_rows_move_between_processes() -> None:
             own = everyone[owner == world.rank]
             moved = world.move(own, owner[which], at[which], to)
             found.append(moved.equal(everyone[which[to == world.rank]]))
-            found.append(world.spread(own, owner[which], at[which]).equal(everyone[which]))
+            found.append(world.rows_to_all(own, owner[which], at[which]).equal(everyone[which]))
             found.append(world.gather(own, [4, 5]).equal(everyone))
         return found
 
@@ -246,12 +246,12 @@ def test_rows_stay_with_their_ids(room: int, monkeypatch: pytest.MonkeyPatch) ->
         memory, found, twice = Memory({"x": Column(torch.float32, (2,))}, 24, generator("memory")), [], 0
         memory.split(world)
         for step, size in enumerate([6, 6, 1, 12, 1] * 8):
-            world.here = Layout(cut(size, 2), whole=size < 2)
+            world.spread_now = BatchSpread(cut(size, 2), replicated=size < 2)
             ids = torch.arange(20 * step, 20 * step + size)
             ids = ids if size < 2 else ids[world.rows(size)]
             if (drawn := memory.draw(len(ids))) is not None:
                 found.append(drawn["x"].equal(drawn.ids[:, None].float().expand(-1, 2)))
-                twice += sum(world.tell(len(drawn) - len(set(drawn.ids.tolist())))) if size > 1 else 0
+                twice += sum(world.gather_objects(len(drawn) - len(set(drawn.ids.tolist())))) if size > 1 else 0
             memory.add(ids, x=ids[:, None].float().expand(-1, 2))
             own = memory.state_dict()["rows"]["x"]
             found.append(own.equal(memory.ids[world.rank :: 2, None].float().expand(-1, 2)))

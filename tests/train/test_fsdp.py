@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from stella.data.stream import Stream, StreamConfig
 from stella.methods import METHODS
 from stella.peers import ALONE, Peers
-from stella.train import shards
+from stella.train import fsdp
 from stella.train.checkpoint import Checkpoints
 from stella.train.config import TrainConfig
 from stella.train.device import Runtime
@@ -53,12 +53,12 @@ def test_several_batches_a_step_and_slow_weights() -> None:
 def test_the_comparison_sees_gradients_that_are_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: one block's gradients are those of half the batch."""
 
-    def careless(root: Any, place: Any, divide: Any = shards.divide) -> None:
+    def careless(root: Any, place: Any, divide: Any = fsdp.divide) -> None:
         divide(root, place)
         block = root.method.model.blocks_a[0]
         block.set_requires_gradient_sync(False)
 
-    monkeypatch.setattr(shards, "divide", careless)
+    monkeypatch.setattr(fsdp, "divide", careless)
     with pytest.raises(AssertionError):  # or no gradient at all
         found = compare(2, 2, ["finetune"], shard=True)["finetune"]
         assert found["gradients"] < 1e-3 and found["weights"] < 1e-3, found

@@ -13,10 +13,12 @@ from stella.data.stream import Stream
 from stella.errors import StellaError
 from stella.fast.activations import Activations
 from stella.methods import Losses, Method
+from stella.peers import cut
 from stella.runs.build import build_method
 from stella.runs.config import RunConfig, settle
 from stella.train import trainer as trainer_module
 from stella.train.device import runtime
+from stella.train.distributed import BatchSpread, LocalBatch
 from stella.train.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -73,6 +75,19 @@ def test_short_batches_are_compiled_when_their_size_has_come_often(monkeypatch: 
     assert {(kept, lean) for _, kept, lean, _ in seen} == {("products", True)}
     # Two epochs each: batches of 4 and 1, of 4 and 2, of 4 and 1 clips.
     assert [compiled for compiled, *_ in seen] == [True, False] * 4 + [True, True] * 2
+
+
+def test_processes_agree_on_which_short_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 and 6 clips one process has 3 each time, the other 2 and 3. Steps that are compiled are recorded too."""
+    monkeypatch.setattr(trainer_module, "OFTEN", 3)
+    said = []
+    for rank in range(2):
+        trainer = make(quick("finetune", "stream.batch_size=8"))
+        rows = [cut(clips, 2) for clips in (5, 6) * 4]
+        none = torch.empty(0)
+        batches = [LocalBatch(torch.empty(n[rank], 1), none, none, BatchSpread(n, replicated=False)) for n in rows]
+        said.append([trainer._compiles([each]) for each in batches])
+    assert said[0] == said[1] == [False] * 6 + [True] * 2
 
 
 def test_accumulation_steps_on_the_mean_of_its_batches_and_ends_with_a_task() -> None:
