@@ -49,7 +49,8 @@ def look(
     for line in told(good, source):
         say(line, "yellow")
     tail = f"; skipped: {in_words(Counter(error.reason for error in bad))}" if bad else ""
-    more = " (--clips for more)" if len(found) < len(source) else ""
+    rest = len(source) - len(found)
+    more = f"; {number_of(rest, 'other')} not opened (--clips for more)" if rest else ""
     say(f"{out}  {shown}{more}{tail}")
 
 

@@ -107,7 +107,7 @@ def config(
         for line in described(section):
             say(line)
         return
-    for table in config_tables(section):
+    for table in config_tables(section, shipped()):
         console.print(table, highlight=False)
 
 

@@ -57,7 +57,7 @@ def classify(
     run: Annotated[Path, typer.Argument(help="Finished run of stella transfer classify.")],
     files: Annotated[list[Path], typer.Argument(help="Videos with sound, or folders of them.")],
     out: Annotated[Path, typer.Option(help="CSV to write: the score of every class for each window.")] = Path(
-        "classes.csv"
+        "windows.csv"
     ),
     overlap: Overlap = 0.0,
     device: DeviceName = None,
@@ -115,6 +115,7 @@ def localise(
     from stella.embed import caveat, load
     from stella.embed.film import write_film
     from stella.embed.matching import train_matching
+    from stella.runs.plan import FEW_CLIPS
 
     if out.suffix.lower() != ".mp4":
         raise StellaError(f"--out {out} must end in .mp4: the film is one")
@@ -126,7 +127,12 @@ def localise(
         source = Shards(train_on, i.frames, i.span, i.size, i.duration) if shards else Folder(train_on, i.plan())
         with console.status(f"training a matching module on {number_of(len(source), 'clip')}"):
             loss = train_matching(loaded, source, steps, skipped=(skipped := Skipped()))
-        say(f"matching module trained for {number_of(steps, 'step')}: loss {loss:.3f} (by chance 0.693)")
+        used = number_of(len(source) - len(skipped.records), "clip")
+        say(
+            f"matching module trained for {number_of(steps, 'step')}: loss {loss:.3f} on these {used} (by chance 0.693)"
+        )
+        if len(source) - len(skipped.records) < FEW_CLIPS:
+            say(f"{used} teach it little about others", "yellow")
         for bad in skipped.records.values():
             say(f"skipped {bad['path']}: {bad['reason']}; {bad['remedy']}", "yellow")
         if save is not None:

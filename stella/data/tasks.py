@@ -291,17 +291,18 @@ class FilesConfig(SourceConfig):
 
     def _refuse_split(self, name: str, places: Sequence[float], held_out: int) -> NoReturn:
         """Say what to do about a task of which too few clips, or all, are held out; `places` are sorted."""
-        clips, others = number_of(len(places), "clip"), "give others to evaluate on with data.eval_path=FOLDER"
+        of = "" if name == ONLY_TASK else f" of task {name}"
+        clips, others = number_of(len(places), "clip") + of, "give others to evaluate on with data.eval_path=FOLDER"
         if len(places) < 3 or places[0] == places[-1]:
             raise StellaError(
-                f"{self.path} has {clips} of {number_of(len(set(places)), 'video')} for task {name}, too few to train "
+                f"{self.path} has {clips} from {number_of(len(set(places)), 'video')}, too few to train "
                 "on some and retrieve among others; add videos (stella look "
                 f"{self.path} tells which can be used), or {others}"
             )
         third = places[min(10, len(places) // 3)]  # holds out ten, or a third of fewer than 30
         why = "too few to retrieve among" if held_out < 2 else "and leaves none to train on"
         raise StellaError(
-            f"data.eval_share={self.eval_share} holds out {held_out:,} of {clips} of task {name}, {why}; "
+            f"data.eval_share={self.eval_share} holds out {held_out:,} of {clips}, {why}; "
             f"set data.eval_share={math.ceil(100 * third) / 100}, or {others}"
         )
 

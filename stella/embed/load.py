@@ -10,6 +10,7 @@ from stella.data.scenes.export import is_scene
 from stella.embed.model import Model
 from stella.errors import StellaError
 from stella.model import weights
+from stella.runs.plan import FEW_STEPS
 
 
 def resolve(what: Path | str) -> Path:
@@ -48,15 +49,19 @@ def caveat(name: str, clips: Iterable[Path | str]) -> str:
 
 
 def _knows_scenes_alone(name: str) -> bool:
-    """Whether it is a shipped model, or a run on scenes, also in the hands of a learner that has had no round yet."""
+    """Whether it is a shipped model, one that was grown from it, or a run on scenes; also in the hands of a learner, or
+    trained on other clips, as long as that was few steps."""
     if not name or name in weights.shipped():
         return bool(name)
     try:
         extra = weights.read_extra(name)
     except StellaError:  # an index is left whose model is gone
         return False
-    source = extra.get("config", {}).get("data", {}).get("source", "")
-    return "round" not in extra and bool(source) and is_embedded(source)
+    config = extra.get("config", {})
+    if extra.get("steps", FEW_STEPS) < FEW_STEPS and config.get("model", {}).get("weights") in weights.shipped():
+        return True  # what it has met since taught it next to nothing
+    source = config.get("data", {}).get("source", "")
+    return "made" in extra or ("round" not in extra and bool(source) and is_embedded(source))
 
 
 def device_for(device: str | torch.device | None) -> torch.device:

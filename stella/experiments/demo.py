@@ -3,8 +3,11 @@
 Then the last model is used: it searches films by their sound and shows where the sound comes from.
 """
 
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
@@ -15,8 +18,8 @@ from stella.embed.film import write_film
 from stella.experiments.recipe import run_config
 from stella.experiments.runner import run_all
 from stella.report.found import write_found
-from stella.report.page import write_page
-from stella.report.tables import accuracy_table, results_table, times
+from stella.report.page import BELOW_CLASS, ONE_SEED, write_page
+from stella.report.tables import accuracy_table, results_table
 from stella.runs.progress import say
 from stella.runs.record import ceilings, group, read_run
 from stella.search import Index
@@ -36,9 +39,10 @@ INTRODUCTION = (
 )
 
 COMMANDS = (
-    "stella index VIDEOS INDEX --model {run}",
+    "stella learn HOME VIDEOS model.weights=base-small method=stella   # these models know rendered scenes alone",
+    "stella index VIDEOS INDEX --model HOME",
     "stella search INDEX SOUND.wav --page found.html",
-    "stella localise VIDEO.mp4 --model {run} --out heat.mp4",
+    "stella localise VIDEO.mp4 --model HOME --out heat.mp4",
 )
 
 
@@ -55,23 +59,25 @@ def demo(folder: Path, console: Console) -> int:
     cues = ceilings(runs)
     console.print(results_table(group(runs), cues))
     if cues and max(run.summary["A"] for run in runs) < cues["class"]:
-        say(console, "Runs as short as these stay below what knowing the class of each clip alone would reach.", "dim")
+        say(console, BELOW_CLASS, "dim")
     last = runs[-1].evaluations[-1]
-    ratios = [ratio for ratio in last["importance_ratio"] if ratio is not None]
+    points, by_chance = (fmean(last[name]) for name in ("pointing", "pointing_chance"))
     say(
         console,
         f"STELLA+'s matching module is right about {last['avm_accuracy_by_task'][-1]:.0f}% of matched and mismatched "
-        f"pairs of the last task ({last['avm_accuracy']:.0f}% over all six) and finds the sounding object: patches on "
-        f"it are {times(min(ratios), 0)} to {times(max(ratios), 0)} times as important as the others.",
+        f"pairs of the last task ({last['avm_accuracy']:.0f}% over all six). The patch that it finds most important "
+        f"lies on the sounding object in {points:.0f}% of the clips, {by_chance:.0f}% by chance.",
     )
-    say(console, "One seed illustrates, it does not rank methods: results/README.md has five.", "dim")
+    say(console, f"{ONE_SEED}: results/README.md has five.", "dim")
     console.print()
     beside = use(outcome.runs[-1], folder, console)
     page = write_page(outcome.runs, folder / "report.html", beside)
     say(console, f"All results, with plots and pictures of what each model finds: {page}")
     console.print("\n[bold]The same on your own folder[/]")
-    for line in COMMANDS:
-        say(console, f"  {line.format(run=outcome.runs[-1])}")
+    activate = Path(sys.prefix, "bin", "activate")
+    first = [f"source {activate}"] if shutil.which("stella") is None and activate.is_file() else []
+    for line in [*first, *COMMANDS]:
+        say(console, f"  {line}")
     return 0
 
 

@@ -286,7 +286,8 @@ class Learner:
     def _write_weights(self, folder: RoundFolder, trainer: Trainer, found: Line, after: Vectors) -> None:
         """Weights and embeddings, behind."""
         scores = {"A": found["old"] and found["old"]["after"], "F": found["F"], "gallery": found["gallery"]}
-        extra = {"config": to_tree(self.config), "commit": self._commit, "round": folder.number, "scores": scores}
+        extra = {"config": to_tree(self.config), "commit": self._commit, "round": folder.number}
+        extra |= {"steps": trainer.counters.step, "scores": scores}
         inputs, model, avm = self.home.inputs, trainer.method.eval_model, trainer.method.avm
         state = copied(weights.state_of(model, avm))
         slow = None if trainer.slow is None else copied(weights.state_of(trainer.slow.model))

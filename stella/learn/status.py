@@ -38,7 +38,7 @@ def status_table(home: Home) -> Group:
     elif following.plan.exists():
         lines.append(f"round {following.number} is in progress: {number_of(home.plan(following.number).clips, 'clip')}")
     if kept := home.kept:
-        lines.append(f"--rollback N goes back; kept is the state after round {', '.join(map(str, kept))}")
+        lines.append(f"--rollback N goes back to the state after a round; kept: {', '.join(map(str, kept))}")
     return Group(table, *map(Text, lines))
 
 

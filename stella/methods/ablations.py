@@ -74,12 +74,12 @@ class MATS(SomePatches):
 
     @classmethod
     def check(cls, model: CAVConfig, config: AblationConfig, objective: ObjectiveConfig) -> None:
-        super().check(model, config, objective)
         if min(model.grid_a[0], model.grid_v[0]) < 2:
             raise ConfigError(
                 f"mats compares adjacent frames and time steps; clips have {model.grid_v[0]} and {model.grid_a[0]}: "
                 "give them two or more of both with data.frames and data.duration"
             )
+        super().check(model, config, objective)
 
     # Without positions, which would add the same change to all patches of a step.
 

@@ -129,7 +129,7 @@ def _lines(groups: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def _without(same: Sequence[Row]) -> str:
-    """The means over runs of what is had without a look; with a deviation where the runs differ."""
+    """The means over runs of what can be had without looking; with a deviation where the runs differ."""
     known = [each["ceilings"] for each in same]
     names = dict.fromkeys(name for each in known for name in each)
     spreads = {name: Spread([each[name] for each in known if name in each]) for name in names}
@@ -187,7 +187,7 @@ def _shortened(places: Sequence[str], least: int) -> dict[str, str]:
 
 
 def story(tasks: dict[str, list[Row]]) -> list[str]:
-    """A sentence for each task and data set: the best model, and what is had without a look at the clips."""
+    """A sentence for each task and data set: the best model, and what can be had without looking at the clips."""
     sentences = []
     for task, lines in tasks.items():
         best: dict[str, Row] = {}
@@ -206,7 +206,7 @@ def downstream_table(tasks: dict[str, list[Row]]) -> Table:
     for heading in ("model", *data, "trained"):
         table.add_column(heading, overflow="fold")
     table.add_column("%", justify="right", style="bold", no_wrap=True)
-    table.add_column("without a look, %", overflow="fold", style="dim")
+    table.add_column("without looking, %", overflow="fold", style="dim")
     for task, lines in tasks.items():
         for line in lines:
             trained = "; ".join(filter(None, (line["head"], line["settings"])))

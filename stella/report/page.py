@@ -147,6 +147,10 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(f"{plain(note)}." for record in records for note in record.notes))
 
 
+ONE_SEED = "One seed illustrates, it does not rank methods"
+BELOW_CLASS = "These runs stay below what knowing the class of each clip alone would reach."
+
+
 def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[str]:
     """How much each method forgot, or its tasks gained, and its accuracy at the end beside chance. Best first."""
     forgot = sorted((g for g in groups if g.spread("F").values), key=lambda g: g.spread("F").mean)
@@ -160,7 +164,12 @@ def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[st
     lost = [g for g in forgot if g not in gained]
     story = [f"{_named(gained, 'F', 'forgot nothing: tasks gained {} points', -1)}."] if gained else []
     story += [f"{_named(lost, 'F', 'forgot {} points')}."] if lost else []
-    return [*story, f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]
+    story += [f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]
+    if cues and max(value for g in scored for value in g.spread("A").values) < cues["class"]:
+        story.append(f"{BELOW_CLASS[:-1]} ({cues['class']:.1f}%).")
+    if len(scored) > 1 and all(len(g.finished) == 1 for g in scored):
+        story.append(f"{ONE_SEED}.")
+    return story
 
 
 def _named(ranked: Sequence[Group], figure: str, first: str, sign: int = 1) -> str:

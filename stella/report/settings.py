@@ -1,12 +1,14 @@
 """`stella config`: every key of a run's configuration with its default and meaning, read from the dataclasses."""
 
 import typing
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from stella.config import nearest
 from stella.errors import StellaError
 from stella.report.methods import hyper_parameters, plain_table
 from stella.runs.config import RunConfig
@@ -25,7 +27,7 @@ def sections(config: type[Any] = RunConfig) -> dict[str, list[type[Any]]]:
     return found
 
 
-def config_tables(section: str | None) -> list[Table]:
+def config_tables(section: str | None, recipes: Sequence[str] = ()) -> list[Table]:
     """One table for each section, or for the one that is named; `data.folder` names one source's."""
     known, downstream = sections(), sections(TransferConfig)
     own = {name: kinds for name, kinds in downstream.items() if kinds != known.get(name)}
@@ -38,8 +40,10 @@ def config_tables(section: str | None) -> list[Table]:
             if source in ("", tag):
                 tables.append(_section(title, tag, kind, {*known, *downstream}))
     if not tables:
-        names = ", ".join(filter(None, known))
-        raise StellaError(f"unknown section {section!r}; choose one of {names}, {TRANSFER}, or give a recipe")
+        names = [*filter(None, known), TRANSFER]
+        meant = nearest(str(section), [*names, *recipes])
+        choose = " Choose" if meant else "; choose"
+        raise StellaError(f"unknown section {section!r}{meant}{choose} one of {', '.join(names)}, or give a recipe")
     return tables
 
 

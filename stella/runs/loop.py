@@ -65,7 +65,9 @@ def pretrain(
         if started:
             if not resume and not came_back:
                 raise StellaError(
-                    f"{run} already holds a run; continue it with --resume {run}, or give this one a folder with --run"
+                    f"{run} holds a finished run; give this one another folder"
+                    if folder.end is not None
+                    else f"{run} already holds a run; continue it with --resume {run}, or give this one another folder"
                 )
             check_unchanged(folder, config)
             if folder.end is not None:
@@ -276,7 +278,7 @@ class Run(Training):
                 )
         evaluations = evaluations_of(self.folder)
         scores = summary(evaluations)
-        extra = {"config": to_tree(self.config), "commit": self.environment["commit"]}
+        extra = {"config": to_tree(self.config), "commit": self.environment["commit"], "steps": counters.step}
         self._write_weights(self.folder.weights, model, avm, extra | {"scores": scores})
         if slow is not None:
             scores["slow"] = summary([line | line["slow"] for line in evaluations])

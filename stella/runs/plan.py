@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stella.columns import bytes_per_clip
 from stella.data.stream import StreamConfig
-from stella.data.tasks import Tasks
+from stella.data.tasks import ONLY_TASK, Tasks
 from stella.errors import number_of, some_of
 from stella.memory import Memory
 
@@ -54,5 +54,5 @@ def few_steps(steps: int, remedy: str, since: str = "") -> list[str]:
 
 def few_clips(judged: Sequence[tuple[str, int]]) -> list[str]:
     """A line if some of these have too few clips to measure with."""
-    few = [f"{name} ({count})" for name, count in judged if count < FEW_CLIPS]
+    few = [f"{name} ({count})" if name != ONLY_TASK else str(count) for name, count in judged if count < FEW_CLIPS]
     return [f"few clips to evaluate on: {some_of(few, 3)}; figures of so few say little"] if few else []

@@ -189,9 +189,9 @@ class Training(ABC):
         while self._advance():
             self._note_saved()
             ended, late = self.stream.finished_task is not None, time.monotonic() - self._saved >= 60 * minutes
+            self._record(ended)
             skipped = self.trainer.counters.skipped_in_a_row
             stopping, due, skipped = self.peers.maxima(self.stop.signal or 0, late, skipped)
-            self._record(ended)
             stuck = self._stuck(skipped)
             if ended or stuck or stopping or due:
                 self._save(wait=bool(stuck or stopping))

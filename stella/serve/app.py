@@ -115,7 +115,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         )
     elif isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        status, sentence = 422, f"{first['loc'][-1]}: {first['msg']}"
+        said = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        status, sentence = 422, f"{first['loc'][-1]}: {said}"
     elif isinstance(error, ClientDisconnect):
         status, sentence = 400, "the upload ended early"
     else:

@@ -13,15 +13,15 @@ from stella.clip import Batch
 from stella.config import build
 from stella.embed.load import device_for
 from stella.embed.localise import pairs
+from stella.embed.translate import is_learner
 from stella.errors import ClipError, StellaError
-from stella.files import table_of, whole
+from stella.files import whole
 from stella.media.windows import Window, windows
 from stella.model import weights
 from stella.model.heads import classifier
 from stella.runs.folder import RunFolder
 from stella.transfer.base import joint_means
 from stella.transfer.config import TransferConfig, inputs_of
-from stella.transfer.predictions import CLASSES
 from stella.transfer.run import BEST
 from stella.transfer.weights import open_weights
 
@@ -44,20 +44,22 @@ class Classifier:
     """The backbone and the head of a finished run; `classes` name the scores."""
 
     def __init__(self, run: Path | str, device: str | torch.device | None = None) -> None:
+        if is_learner(run):
+            raise StellaError(f"{run} is a learner; name the folder of a run of stella transfer classify {run}")
         folder = RunFolder(run)
         tree = folder.read_config()
         if tree.get("task") != "classify" or folder.end is None:
             raise StellaError(f"{run} is not a finished run of stella transfer classify; name the folder of one")
-        if not (folder.root / CLASSES).is_file():
+        if not folder.end.get("classes"):
             raise StellaError(
                 f"{run} is of an earlier version, which did not keep the names of its classes; train it again"
             )
         config, place = build(TransferConfig, tree), device_for(device)
-        self.classes = [row[0] for row in table_of(folder.root / CLASSES)[1:]]
+        self.classes: list[str] = folder.end["classes"]
         self.several = folder.end["figure"] == "map"  # whether a clip may have several of them
         self.inputs = inputs_of(config)
-        own = None if config.head.frozen else weights.load(folder.weights)
-        loaded = own or open_weights(config.weights, config.seed)[0]
+        own = folder.weights.exists()  # trained, or of a learner, which has learnt since
+        loaded = weights.load(folder.weights) if own else open_weights(config.weights, config.seed)[0]
         self.model = loaded.model.eval().requires_grad_(False).to(place)
         state = safetensors.torch.load((folder.root / BEST).read_bytes())
         head = {name.removeprefix("head."): value for name, value in state.items() if name.startswith("head.")}

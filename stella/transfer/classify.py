@@ -57,6 +57,15 @@ class Classify(Downstream):
         return {"accuracy": accuracy(scores, target), "map": mean_average_precision(scores, one_hot)}
 
 
+def unlearnt(parts: Parts, target: Tensor) -> list[str]:
+    """A line if some classes have training clips, but none that could be used; `target` is of those that could."""
+    size = len(parts.classes)
+    found = target.any(0) if target.ndim > 1 else torch.bincount(target, minlength=size).bool()
+    missing = [name for name, known in zip(parts.classes, found.tolist(), strict=True) if not known]
+    told = f"{len(missing)} of {number_of(size, 'class')} ({some_of(missing, 5)})"
+    return [f"without a training clip that can be used: {told}"] if missing else []
+
+
 def untested(parts: Parts) -> list[str]:
     """A line if no test clip has some of the classes."""
     rows = range(len(parts.test))

@@ -22,6 +22,7 @@ from stella.data.downstream import Parts
 from stella.data.skipped import Skipped, in_words
 from stella.data.stream import evaluation_batches
 from stella.data.views import part as part_of
+from stella.embed.translate import is_learner
 from stella.errors import ConfigError, StellaError, number_of
 from stella.files import Line, Lines, explain_full_disk, lock, write_bytes, write_json
 from stella.model import weights
@@ -38,7 +39,7 @@ from stella.train.trainer import Trainer
 from stella.transfer import localise
 from stella.transfer.base import Columns, Downstream
 from stella.transfer.ceilings import ceilings
-from stella.transfer.classify import untested
+from stella.transfer.classify import unlearnt, untested
 from stella.transfer.config import TransferConfig, features_key, inputs_of, settle
 from stella.transfer.features import Epochs, Rows, Table, tabulate
 from stella.transfer.predictions import ROW, answered, localised, measured, write_answers
@@ -122,7 +123,11 @@ class TransferRun(Training):
     def announced(self) -> list[str]:
         parts = {name: len(getattr(self.parts, name)) for name in ("validation", "test")}
         few = too_little(list(parts.items()), self.config.stream, self.trainer.steps)
-        return [*few, *(untested(self.parts) if self.title == "classify" else [])]
+        if self.title != "classify":
+            return few
+        table = self.tables.get("train")  # of a backbone that is trained it is not known
+        learnt = [] if table is None else unlearnt(self.parts, table.columns["target"])
+        return [*few, *learnt, *untested(self.parts)]
 
     def _place(self) -> str:
         names = self.stream.names
@@ -219,10 +224,13 @@ class TransferRun(Training):
         with self.stop.at_once():
             found = self.measure("test")
         self._keep_predictions()
-        avm = self.task.head if isinstance(self.task.head, AVM) else self.loaded.avm
+        if self.skipped.counts:
+            self.display.say(f"skipped clips: {in_words(self.skipped.counts)}; {self.folder.skipped} names them")
+        own = self.task.head if isinstance(self.task.head, AVM) else None
+        frozen, source = self.config.head.frozen, self.config.weights.source
         extra = {"transfer": to_tree(self.config), "commit": self.environment["commit"], "test": found}
-        if avm is self.task.head or not self.config.head.frozen:
-            kept = avm if self.config.head.frozen else None  # a module of another backbone is of no use
+        if own or not frozen or is_learner(source):  # a learner replaces its weights
+            kept = own if frozen else None  # a module of another backbone is of no use
             write_bytes(self.folder.weights, weights.packed(self.task.model, kept, extra, inputs_of(self.config)))
         counters = self.trainer.counters
         end = {"kind": "end", "step": counters.step, "clips": counters.clips, "skipped_steps": counters.skipped}
@@ -287,6 +295,7 @@ def _result_line(
 ) -> Line:
     return {
         "task": config.task,
+        "classes": list(parts.classes),
         "figure": figure,
         "test": found,
         "best_epoch": best.get("epoch"),
@@ -329,6 +338,6 @@ def _localise(config: TransferConfig, folder: RunFolder, console: Console, loade
     lines.sync()
     lines.close()
     if skipped.counts:
-        say(console, f"skipped clips: {in_words(skipped.counts)}")
+        say(console, f"skipped clips: {in_words(skipped.counts)}; {folder.skipped} names them", "yellow")
     assert folder.end is not None
     return RunResult(folder.root, True, folder.end)

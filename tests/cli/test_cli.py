@@ -159,7 +159,7 @@ def test_recipes_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: 
         assert (tmp_path / "runs" / folder / "model.safetensors").exists()
         assert read_json(tmp_path / "runs" / folder / "config.json")["train"]["lr"] == 5e-4
     again = run.invoke(app, ["pretrain", "scenes", "--run", "runs/pretrain"])
-    assert "runs/pretrain already holds a run; continue it with --resume runs/pretrain," in str(again.exception)
+    assert "runs/pretrain holds a finished run; give this one another folder" in str(again.exception)
     shown = run.invoke(app, ["evaluate", "base-tiny", "scenes", "data.eval_clips=4", "train.device=cpu"])
     assert shown.exit_code == 0 and "in a gallery of 24 clips" in shown.output, shown.output
 
@@ -309,7 +309,7 @@ def test_the_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "Below the line: what guessing, perfect knowledge of one cue alone," in text
     assert "DER++ before the first task: step 0, A " in text and "DER++ after task1 (1 of 2): step 1, A " in text
     assert text.count("(A: mean of R@1/5/10 over all tasks in %)") == 3 and "mean recall" not in text
-    assert "Runs as short as these stay below what knowing the class" in text
+    assert "These runs stay below what knowing the class" in text
     assert "derpp" not in text.replace("demo/derpp", "")
     assert text.count("the sound of ") == 3 and text.count(" of 6 (") == 3
     for command in ("stella index VIDEOS INDEX --model", "stella search INDEX", "stella localise VIDEO.mp4 --model"):

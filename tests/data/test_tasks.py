@@ -144,7 +144,11 @@ def sides(ids: list[str]) -> dict[str, str]:
         (["a", "", "b"] * 10, {}, r"10 of 30 clips in .*videos have no task .*data\.tasks"),
         (["a", "", "b"] * 10, {"tasks": ("c",)}, "no clips of task c; its tasks are a, b"),
         (["a"] * 9, {"eval_share": 0.999999}, "holds out 9 of 9 clips of task a, and leaves none to train on; set"),
-        (["a"] * 2, {}, "has 2 clips of 2 videos for task a, too few to train on some .*stella look .* or give others"),
+        (
+            ["a"] * 2,
+            {},
+            "has 2 clips of task a from 2 videos, too few to train on .*stella look .* or give others",
+        ),
         (["a", "b"] * 10, {"evaluation": ["b"] * 20}, "eval_path=.*evaluation has no clips of task a"),
     ],
 )
@@ -164,7 +168,7 @@ def test_a_share_that_holds_out_too_few_is_refused_with_one_that_does_not(folder
 
 
 def test_clips_of_one_recording_cannot_be_divided() -> None:
-    with pytest.raises(StellaError, match="x has 9 clips of 1 video for task all, too few to train on some"):
+    with pytest.raises(StellaError, match="x has 9 clips from 1 video, too few to train on some"):
         sides([f"a.mp4@{second}.000" for second in range(9)])
 
 

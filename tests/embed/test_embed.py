@@ -231,18 +231,24 @@ def test_a_run_on_scenes_says_of_real_files_that_it_knows_none(tmp_path: Path) -
     """As the shipped weights do; not what a learner makes of the user's own clips."""
     config = to_tree(settle(resolve(RunConfig, None, ["method=finetune", "data.source=scenes"])))
     other = config | {"data": {"source": "folder", "path": "videos"}}
+    shipped = config | {"model": config["model"] | {"weights": "base-tiny"}}
     bare = stella.load("base-tiny", "cpu")
     for name, extra in {
         "scenes": {"config": config},
         "learner": {"config": config, "round": 1},
         "videos": {"config": other},
+        "long": {"config": shipped | {"data": other["data"]}, "steps": 100},
+        "short": {"config": shipped | {"data": other["data"]}, "steps": 99},
+        "new": {"config": shipped | {"data": other["data"]}, "steps": 1, "round": 1},
+        "grown": stella.load("base-wide", "cpu").extra,
     }.items():
         (tmp_path / name).mkdir()
         weights.save(tmp_path / name / weights.FILE, bare.cav, None, extra)
     run = str(tmp_path / "scenes")
     assert caveat(run, ["dog.mp4"]).startswith(f"{run} knows rendered scenes, not the world")
     assert caveat("base-tiny", ["dog.mp4"]) and not caveat(run, ["scenes-0-task1-eval-000000.mp4"])
-    assert not any(caveat(str(tmp_path / name), ["dog.mp4"]) for name in ("learner", "videos", "gone"))
+    assert not any(caveat(str(tmp_path / name), ["dog.mp4"]) for name in ("learner", "videos", "gone", "long"))
+    assert all(caveat(str(tmp_path / name), ["dog.mp4"]) for name in ("short", "new", "grown"))
     assert not caveat("", ["dog.mp4"])
 
 

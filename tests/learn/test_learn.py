@@ -239,7 +239,7 @@ def test_only_what_no_state_depends_on_may_change(three: Path, sources: list[str
             runner.invoke(app, ["learn", str(home), sources[0], *given], catch_exceptions=False)
     shown = runner.invoke(app, ["learn", str(home), "--status"])
     assert shown.exit_code == 0 and "round 3 is in use" in shown.output
-    assert "kept is the state after round 1, 2" in shown.output
+    assert "goes back to the state after a round; kept: 1, 2" in shown.output
     assert "→" in shown.output and max(map(len, shown.output.splitlines())) <= 80
 
 

@@ -72,7 +72,7 @@ def test_mats_needs_adjacent_frames_and_time_steps() -> None:
         model = preset("tiny", **{"image_size": 32, "spec_frames": 64} | sizes)
         with pytest.raises(ConfigError, match=rf"clips have {found}: give them two or more of both"):
             MATS.check(model, AblationConfig(), ObjectiveConfig())
-    MATS.check(preset("tiny", image_size=32, spec_frames=64), AblationConfig(), ObjectiveConfig())
+    MATS.check(preset("tiny"), AblationConfig(), ObjectiveConfig())
 
 
 @pytest.mark.parametrize(

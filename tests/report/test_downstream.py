@@ -189,7 +189,7 @@ def test_the_page_and_the_terminal_say_what_differs(folder: Path) -> None:
     cells.feed(page)
     head = "head, frozen backbone"
     assert cells.rows == [
-        *[["model", "data", "head and backbone", "settings", "runs", "result ↑", "without a look", "test clips"]],
+        *[["model", "data", "head and backbone", "settings", "runs", "result ↑", "without looking", "test clips"]],
         ["base-tiny", "scenes", head, "–", "2", "51.0 ± 1.4", "chance 4.2", "60"],
         ["base-tiny", "scenes", head, "stream.epochs=1", "1", "20.0", "chance 4.2", "60"],
         ["base-tiny", "scenes, seed=3", head, "–", "1", "70.0", "chance 9.0", "9"],

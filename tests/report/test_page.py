@@ -167,7 +167,7 @@ def test_what_is_said_of_pictures_is_there(tmp_path: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"data": {"source": "folder"}}))
     text = write_page([run], tmp_path / "page.html").read_text()
-    assert "own is never among them." in text and "framed" not in text and "timbre and link" not in text
+    assert "own is not among them here." in text and "framed" not in text and "timbre and link" not in text
     assert "The total and its weighted parts. Vertical" in text and "one deviation" not in text
 
 

@@ -53,4 +53,6 @@ def test_keys_of_a_downstream_run() -> None:
 @pytest.mark.parametrize("section", ["trian", "data.foldr", "transfer.head"])
 def test_an_unknown_section_names_the_known_ones(section: str) -> None:
     done = CliRunner().invoke(app, ["config", section])
-    assert done.exit_code and "choose one of model, data" in str(done.exception)
+    assert done.exit_code and "hoose one of model, data" in str(done.exception)
+    meant = {"trian": "train", "data.foldr": "data", "transfer.head": "transfer"}[section]
+    assert f"did you mean {meant}? Choose one of" in str(done.exception)

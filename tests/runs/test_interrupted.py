@@ -299,7 +299,7 @@ def test_a_finished_run_is_not_done_again_and_without_resume_it_is_refused(
     first = whole("finetune")
     monkeypatch.setattr(Trainer, "advance", None)
     assert pretrain(quick("finetune"), first.run, resume=True, console=QUIET) == first
-    with pytest.raises(StellaError, match="already holds a run; continue it with --resume"):
+    with pytest.raises(StellaError, match="holds a finished run; give this one another folder"):
         pretrain(quick("finetune"), first.run, console=QUIET)
 
 

@@ -139,7 +139,7 @@ def test_a_job_of_torchrun_goes_on_without_being_told(monkeypatch: pytest.Monkey
     assert starts(run) == [(0, 1)]
     for other in ("two", "none", None):
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", other) if other else monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-        with pytest.raises(StellaError, match="already holds a run"):
+        with pytest.raises(StellaError, match="holds a finished run"):
             pretrain(config, run)
 
 

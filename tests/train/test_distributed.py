@@ -139,19 +139,19 @@ def draws(world: World, ahead: bool) -> list[list[Any]]:
     memory = Memory({"x": Column(torch.float32, (2,))}, 8, generator("memory"))
     memory.split(world)
     waited, found = [0], []
-    exchange = world.exchange
+    all_to_all = world.all_to_all
 
     def counted(*given: Any) -> Any:
         waited[0] += 1
-        return exchange(*given)
+        return all_to_all(*given)
 
     for step, size in enumerate([4, 4, 4, 4, 4, 4, 4, 3, 4]):
         world.spread_now = BatchSpread(cut(size, 2), replicated=False)
         ids = torch.arange(10 * step, 10 * step + size)[world.rows(size)]
-        world.exchange = counted  # type: ignore[method-assign]
+        world.all_to_all = counted  # type: ignore[method-assign]
         waited[0] = 0
         drawn = memory.draw(len(ids))
-        world.exchange = exchange  # type: ignore[method-assign]
+        world.all_to_all = all_to_all  # type: ignore[method-assign]
         memory.add(ids, x=ids[:, None].float().expand(-1, 2))
         if drawn is not None:
             memory.update(drawn.slots, x=drawn["x"] + 0.25)

@@ -2,10 +2,13 @@
 
 import csv
 import io
+import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
+from helpers.learning import config_for, in_rounds, packed
 from helpers.media_files import write_video
 from rich.console import Console
 from typer.testing import CliRunner
@@ -13,14 +16,13 @@ from typer.testing import CliRunner
 from stella.cli import app
 from stella.clip import Batch
 from stella.errors import ClipError, StellaError
-from stella.files import read_json, write_json
+from stella.files import read_json, read_lines, write_json
 from stella.media.decode import decode
 from stella.model import weights
 from stella.model.cav import CAV, preset
 from stella.transfer.base import joint_means
 from stella.transfer.classifier import Classifier, classify_each
 from stella.transfer.config import transfer_config
-from stella.transfer.predictions import CLASSES
 from stella.transfer.run import transfer
 
 
@@ -76,6 +78,36 @@ def test_the_command_writes_every_score_and_names_what_it_skips(run: Path, tmp_p
     assert none.exit_code and not (tmp_path / "b.csv").exists()
 
 
+def test_a_classifier_on_a_learner_outlives_its_next_round(run: Path, tmp_path: Path) -> None:
+    """And the tables that its run wrote, which a command may write over."""
+    home = tmp_path / "HOME"
+    first, second = packed(tmp_path / "packed", [20, 20])
+    assert in_rounds(home, first, config_for(first), watch=False).exit_code == 0
+    data = {"source": "folder", "path": str(run.parent / "videos"), "eval_share": 0.4}
+    values = [f"weights.source={home}", "stream.epochs=1", "stream.batch_size=4", "train.device=cpu"]
+    own, file = tmp_path / "run", write_video(tmp_path / "new.mp4", seed=99)
+    assert transfer(transfer_config("classify", data, values), own, console=Console(file=io.StringIO())).finished
+    before = Classifier(own, "cpu")(file).scores
+    assert in_rounds(home, second, config_for(first), watch=False).exit_code == 0
+    for table in own.glob("*.csv"):
+        table.unlink()
+    assert torch.equal(Classifier(own, "cpu")(file).scores, before)
+    assert not (run / "model.safetensors").exists()  # of other weights no copy is kept
+
+
+def test_classes_and_clips_that_cannot_be_used_are_told(run: Path, tmp_path: Path) -> None:
+    copytree(run.parent / "videos", tmp_path / "videos")
+    (tmp_path / "videos" / "c").mkdir()
+    (tmp_path / "videos" / "c" / "broken.mp4").write_bytes(b"no video")
+    values = [f"weights.source={run.parent / 'w.safetensors'}", "stream.epochs=1", "stream.batch_size=4"]
+    config = transfer_config(
+        "classify", {"source": "folder", "path": str(tmp_path / "videos"), "eval_share": 0.4}, values
+    )
+    assert transfer(config, tmp_path / "run", console=Console(file=(said := io.StringIO()), width=400)).finished
+    assert "without a training clip that can be used: 1 of 3 classes (c)" in said.getvalue()
+    assert "skipped clips: 1 " in said.getvalue() and "skipped.jsonl names them" in said.getvalue()
+
+
 def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     for name, content in (("config.json", read_json(run / "config.json")), ("metrics.jsonl", None)):
         if content is not None:
@@ -85,11 +117,10 @@ def test_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", read_json(run / "config.json") | {"task": "segment"})
     with pytest.raises(StellaError, match="is not a finished run of stella transfer classify"):
         Classifier(tmp_path)
-    (run / CLASSES).rename(run / "away")
-    try:
-        with pytest.raises(StellaError, match="did not keep the names of its classes"):
-            Classifier(run)
-    finally:
-        (run / "away").rename(run / CLASSES)
+    earlier = copytree(run, tmp_path / "earlier")
+    lines = read_lines(run / "metrics.jsonl")
+    (earlier / "metrics.jsonl").write_text("".join(json.dumps(line | {"classes": None}) + "\n" for line in lines))
+    with pytest.raises(StellaError, match="did not keep the names of its classes"):
+        Classifier(earlier)
     [(_, bad)] = classify_each(Classifier(run, "cpu"), [tmp_path / "missing.mp4"])
     assert isinstance(bad, ClipError)

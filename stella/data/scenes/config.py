@@ -22,7 +22,8 @@ DEFAULT = next(iter(SIZES))
 class ScenesConfig(SourceConfig):
     embedded: ClassVar[bool] = True
     class_names: ClassVar[str] = (
-        "A class is named by its look, action, timbre and link: hue→pitch means that the hue sets the pitch."
+        "A class is named by its look, action, timbre and link: hue→pitch means that the hue sets the pitch. "
+        "White rings, rims and trails are part of the clips: they show an action."
     )
 
     source: Literal["scenes"] = "scenes"  # clips that are rendered here

@@ -52,7 +52,7 @@ export async function show(moment, start) {
 export function legend() { // once both the map and the size of the picture are there
   const shown = !hit?.sound && !stage.classList.contains("cold");
   const sides = shown && video.videoWidth && video.videoWidth !== video.videoHeight;
-  if (maps) words.textContent = `bars: seconds of its sound that matter${sides ? "; darker: not seen by the model" : ""}`;
+  if (maps) words.textContent = `bars: seconds of its sound that matter${sides ? "; dark sides of the picture: not seen by the model" : ""}`;
 }
 
 function open(what) {
