@@ -54,5 +54,5 @@ def test_keys_of_a_downstream_run() -> None:
 def test_an_unknown_section_names_the_known_ones(section: str) -> None:
     done = CliRunner().invoke(app, ["config", section])
     assert done.exit_code and "hoose one of model, data" in str(done.exception)
-    meant = {"trian": "train", "data.foldr": "data", "transfer.head": "transfer"}[section]
-    assert f"did you mean {meant}? Choose one of" in str(done.exception)
+    meant = {"trian": "train", "data.foldr": None, "transfer.head": "transfer"}[section]
+    assert (f": did you mean {meant}? Choose one of" if meant else "; choose one of") in str(done.exception)
