@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stella.data.archives.rows import BENCHMARKS, Row, chosen, class_in
-from stella.data.lengths import SHORT
+from stella.data.lengths import ENOUGH, SHORT
 from stella.data.material import Job, Material
 from stella.data.skipped import Skipped, in_words
 from stella.data.tasks import ONLY_TASK
@@ -45,7 +45,7 @@ class Summary:
         return "; ".join(parts)
 
     def _told(self, counts: dict[str, int]) -> str:
-        than = f" (less than {self.least:g} s)" if self.least else ""
+        than = f" (less than {self.least:g} s, {100 * ENOUGH:.0f}% of a clip)" if self.least else ""
         return in_words({f"{what}{than if what == SHORT else ''}": count for what, count in counts.items()})
 
 

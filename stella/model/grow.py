@@ -47,6 +47,8 @@ def check_grows(config: CAVConfig, big: CAVConfig) -> None:
     )
     deeper = big.dec_depth >= config.dec_depth and big.fusion_from >= config.fusion_from
     if not fits or not deeper or _fusion(big) < _fusion(config):
+        if big.dim < config.dim:
+            raise ConfigError(f"a model of width {config.dim} cannot grow into one of {big.dim}; choose a larger one")
         raise ConfigError(
             f"a model of width {config.dim} and {config.dec_dim} with {config.heads} and {config.dec_heads} heads "
             f"cannot grow into one of {big.dim} and {big.dec_dim} with {big.heads} and {big.dec_heads} heads: widths "

@@ -126,15 +126,20 @@ def write_found(found: Found, out: Path, caveat: str = "") -> None:
         if query.file
         else None,
         asked=asked_in_words(found),
-        hits=[_card(hit, out) for hit in found.hits],
+        hits=[_card(hit, out, own=_same(query.file, hit.file)) for hit in found.hits],
         note=found.note,
         caveat=caveat,
     )
     write_text(out, text)
 
 
-def _card(hit: Hit, out: Path) -> dict[str, Any]:
+def _same(query: str, file: Path) -> bool:
+    return bool(query) and Path(query).resolve() == file.resolve()
+
+
+def _card(hit: Hit, out: Path, own: bool) -> dict[str, Any]:
     return {
+        "own": own,
         "name": plain(Path(hit.path).name),
         "folder": "" if (folder := Path(hit.path).parent.as_posix()) == "." else plain(folder),
         "label": plain(_own_label(hit) or ""),

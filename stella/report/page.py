@@ -165,7 +165,7 @@ def _story(groups: Sequence[Group], cues: Mapping[str, float] | None) -> list[st
     story = [f"{_named(gained, 'F', 'forgot nothing: tasks gained {} points', -1)}."] if gained else []
     story += [f"{_named(lost, 'F', 'forgot {} points')}."] if lost else []
     story += [f"Accuracy after the last task: {_named(scored, 'A', '{}%')}{chance}."]
-    if cues and max(value for g in scored for value in g.spread("A").values) < cues["class"]:
+    if cues and max(value for g in scored for value in g.spread("A").values) < cues.get("class", 0.0):
         story.append(f"{BELOW_CLASS[:-1]} ({cues['class']:.1f}%).")
     if len(scored) > 1 and all(len(g.finished) == 1 for g in scored):
         story.append(f"{ONE_SEED}.")
@@ -350,7 +350,7 @@ def _runs(g: Group) -> list[dict[str, Any]]:
                 **{heading: str(Spread(values)) for heading, values in figures.items()},
                 "steps": f"{run.step:,}",
                 "skipped steps": len(run.lines("skip")) or "–",
-                "clips/s": f"{np.median(speeds):,.0f}" if speeds else "–",
+                "clips/s, with data": f"{np.median(speeds):,.0f}" if speeds else "–",
                 "peak memory": f"{max(peaks) / 1e9:.2f} GB" if peaks else "–",
                 "skipped clips": len(run.skipped) or "–",
                 "": "" if run.finished else "unfinished",

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -16,6 +17,7 @@ from stella.serve.uploads import Limits
 
 PATIENCE = 3  # seconds in which answers that are under way may end
 SHORTEST = 16  # characters of a token
+HOST_NAME = r"[A-Za-z0-9_.:-]+"
 
 
 def serve(
@@ -34,6 +36,8 @@ def serve(
     require("fastapi", "serve")
     from stella.serve.app import create
 
+    if wrong := next((name for name in names if not re.fullmatch(HOST_NAME, name)), None):
+        raise StellaError(f"--name {wrong} is no host name; give one as in http://NAME:{port}")
     if token is not None and (len(token) < SHORTEST or not token.isascii() or not token.isalnum()):
         raise StellaError(f"--token must be at least {SHORTEST} letters and digits; leave it out and one is made")
     if token is None and not _own(host):
@@ -57,7 +61,8 @@ def serve(
         lifespan="on",
         timeout_graceful_shutdown=PATIENCE,
     )
-    shown = f"[{host}]" if ":" in host else host
+    public = next(iter(names), socket.gethostname()) if host in ("0.0.0.0", "::") else host  # else no address to open
+    shown = f"[{public}]" if ":" in public else public
     log(f"{index}: http://{shown}:{port}/{f'?token={token}' if token else ''}")
     with Stop():  # a signal that uvicorn hands on when it has stopped changes nothing
         uvicorn.Server(config).run(sockets=[listening])

@@ -321,7 +321,7 @@ def test_odd_clips_are_counted_and_left_out_if_asked(tmp_path: Path) -> None:
     write(src / "fine.mp4", moving, tone(1.0, 16_000), fps=8)
     kept = run(src, tmp_path / "all")
     assert kept.clips == 4 and kept.odd == {"still picture": 1, "silent": 1, "short": 1}
-    assert "kept: " in str(kept) and "1 short (less than 0.9 s)" in str(kept)
+    assert "kept: " in str(kept) and "1 short (less than 0.9 s, 90% of a clip)" in str(kept)
     fewer = run(src, tmp_path / "some", leave=["still picture", "silent", "short"])
     assert fewer.clips == 1 and fewer.left_out == {"still picture": 1, "silent": 1, "short": 1} and not fewer.skipped
     with pytest.raises(StellaError, match="leave was"):

@@ -123,7 +123,7 @@ def test_copies_part_in_training(big: tuple[CAV, AVM]) -> None:
     ("sizes", "message"),
     [
         (PRESETS["small"], "is small already"),
-        (PRESETS["base"], "cannot grow into one of 192"),
+        (PRESETS["base"], "a model of width 768 cannot grow into one of 192; choose a larger one"),
         (replace(PRESETS["tiny"], heads=6), "cannot grow into one of 192"),
         (replace(PRESETS["tiny"], dec_depth=5), "cannot grow into one of 192"),
     ],

@@ -123,6 +123,7 @@ def test_what_browsers_cannot_play_is_cut_into_the_page(folder: Path) -> None:
     run.invoke(app, ["index", "src", "index", "--model", "one"])
     (folder / "src" / "dogs" / os.fsdecode(b"\xff\n.mp4")).unlink()
     assert run.invoke(app, ["search", "index", "src/face.mpg", "--to", "video", "--page", "a.html"]).exit_code == 0
+    assert (folder / "a.html").read_text().count("the query's own file") == 1
     page = (folder / "a.html").read_text()
     clips = re.findall(r'<video [^>]*src="data:video/mp4;base64,([^"]*)"', page)
     assert len(clips) == 2 and ".mpg#t=" not in page and page.count("cannot be read any more") == 1  # with the query

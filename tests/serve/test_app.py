@@ -348,6 +348,7 @@ def test_what_serve_refuses(tmp_path: Path, index: "stella.Index") -> None:
         ({"token": "short"}, "at least 16 letters and digits"),
         ({"token": "a b" * 9}, "at least 16 letters and digits"),
         ({"host": "256.0.0.1"}, "cannot be served"),
+        ({"names": ("box", "a b")}, "--name a b is no host name"),
         ({"model": "base-small", "port": 0}, "the weights that made .* are not to be found"),
     ):
         with pytest.raises(StellaError, match=words):

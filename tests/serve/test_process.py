@@ -138,6 +138,7 @@ def test_an_hour_in_a_small_file_is_refused_in_time(index: "stella.Index", tmp_p
 def test_another_address_needs_the_token_that_is_printed(index: "stella.Index") -> None:
     with serving(index.path, "--host", "0.0.0.0", "--name", "box.lan") as (_, printed):
         token = urlsplit(printed).query.removeprefix("token=")
+        assert urlsplit(printed).hostname == "box.lan"  # 0.0.0.0 leads nowhere from another machine
         address = f"http://127.0.0.1:{urlsplit(printed).port}/api/state"
         assert len(token) >= 16 and ask(address)[0] == 401
         known = {"Authorization": f"Bearer {token}"}
