@@ -364,3 +364,24 @@ def test_attention_is_written_as_it_fades() -> None:
             at = [[float(line[f"task{task}_ciou"]) for task in range(1, 7)] for line in rows]  # [after, task]
             after = [sum(at[t][t] for t in range(5)) / 5, sum(at[t + 2][t] for t in range(4)) / 4, sum(at[5][:5]) / 5]
             assert [column[seed] for column in said] == pytest.approx(after, abs=0.051), (name, seed)
+
+
+def test_shipped_weights_meet_the_criteria_that_are_written() -> None:
+    """On each of five sets of clips; at the paper's shapes A does not."""
+    found, text = read_by("bases/criteria.csv", "weights"), prose("bases/README.md")
+
+    def least(name: str, figure: str) -> float:
+        return min(float(row[figure]) for row in found[name])
+
+    for name in ("base-wide", "base-wide-small"):
+        assert len(found[name]) == 5 and least(name, "times_chance") >= 10
+        assert least(name, "pairs") >= 75 and least(name, "least_importance_ratio") >= 5
+    pairs = [float(row["pairs"]) for row in found["base-wide"]]
+    assert f"{min(pairs):.0f} to {max(pairs):.0f}% of pairs" in text
+    assert f"ratio ≥ {least('base-wide', 'least_importance_ratio'):.0f})" in text
+    small = "base-wide-small"
+    assert f"{least(small, 'least_pairs_of_a_task'):.0f}% or more of every task's pairs" in text
+    assert f"lowest ratio {least(small, 'least_importance_ratio'):.0f}: all three criteria" in text
+    [full] = found["base-wide-small, 224 px"]
+    assert f"**{float(full['times_chance']):.1f} times chance, below the criterion of 10**" in text
+    assert f"a lowest ratio of {float(full['least_importance_ratio']):.0f}" in text
